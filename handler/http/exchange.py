@@ -74,7 +74,7 @@ class WriteFlow:
         await self._writable.wait()
 
 
-class Flow(WriteFlow):
+class ConnectionFlow(WriteFlow):
     """The flow control of a connection in both directions.
 
     Args:
@@ -114,14 +114,14 @@ class Successor(asyncio.Protocol):
         raise NotImplementedError
 
 
-class Connection(Protocol):
+class HttpConnection(Protocol):
     """What an exchange uses of its connection.
 
     Attributes:
         default_headers: headers of all responses.
     """
 
-    flow: Flow
+    flow: ConnectionFlow
     transport: asyncio.Transport
     turns: LoopTurns
 
@@ -179,7 +179,7 @@ class Exchange:
         "written_at",
     )
 
-    def __init__(self, connection: Connection, head: RequestHead, scope: MutableMapping[str, Any]) -> None:
+    def __init__(self, connection: HttpConnection, head: RequestHead, scope: MutableMapping[str, Any]) -> None:
         self._connection = connection
         self._event = asyncio.Event()
         self._body = bytearray()

@@ -15,7 +15,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from handler.core.errors import BadRequest, ServingError, Unavailable
-from handler.http.exchange import EXCHANGE, STARTED, Exchange, Flow, Successor
+from handler.http.exchange import EXCHANGE, STARTED, ConnectionFlow, Exchange, Successor
 from handler.http.parser import MAX_HEAD, RawHeaders, RequestHead, RequestParser
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
@@ -208,7 +208,7 @@ class Protocol(asyncio.Protocol):
         timeout_keep_alive: maximum time that the connection may be idle between two requests, in seconds.
     """
 
-    flow: Flow
+    flow: ConnectionFlow
     transport: asyncio.Transport
     _scope: dict[str, Any]  # what the scopes of all requests have in common
     _context: contextvars.Context  # in which requests begin, because the task of another request may begin them
@@ -244,7 +244,7 @@ class Protocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.flow = Flow(transport)
+        self.flow = ConnectionFlow(transport)
         self._context = contextvars.copy_context()
         self._scope = {
             "type": "http",

@@ -73,7 +73,7 @@ class WebSocket:
         return await self._receive(f"{self._label} {data!r}", lambda event: False, 1)
 
     async def ping(self, seconds: float) -> bool:
-        """Return whether the server answers a ping within a time limit."""
+        """Return whether a pong arrives within a time limit."""
         with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError):
             await asyncio.wait_for(await self._connection.ping(), seconds)
             return True

@@ -17,7 +17,8 @@ recording. Each request gets a class: equal, tie (near ties of log-probabilities
 
 TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which starts `lmi serve` with \
 these arguments and stops it at the end. Exit status: 1 if a class has more requests than --allow permits, or if no \
-request was compared. Bodies are not printed without --show. To continue a killed run, run the same command again."""
+request was compared. Messages that came over WebSockets were recorded as requests, and are sent over HTTP. \
+Bodies are not printed without --show. To continue a killed run, run the same command again."""
 
 
 def add_parser(commands: Any) -> None:

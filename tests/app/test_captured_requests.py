@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 
+from handler.cli import main
 from proof.replay.exchange import Request
 from proof.replay.sources import open_requests
 from tests.app.server import serve
+from tests.app.sockets.client import open_socket, receive, send, until
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 3, "model": "model"}
 ASKED: list[tuple[str, Any]] = [
@@ -28,6 +30,8 @@ ASKED: list[tuple[str, Any]] = [
     ("/invocations", b"{not json"),
     ("/invocations", b"\xff\xfe"),
 ]
+
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 def test_every_request_is_captured_with_the_bytes_of_its_answer(tmp_path: Path) -> None:
@@ -95,3 +99,33 @@ def test_no_id_of_a_session_is_captured(tmp_path: Path) -> None:
     text = "".join(path.read_text() for path in captures.iterdir())
     assert text.count('"path"') == 1
     assert id not in text
+
+
+def test_a_message_of_a_websocket_is_captured_once_as_a_request_that_replays(tmp_path: Path) -> None:
+    """A response that another continues is part of the request, so that each can be sent alone."""
+    create = {"type": "response.create", "input": "one two", "max_output_tokens": 2, "model": "model", "store": False}
+    directory = tmp_path / "captured"
+    with serve("--engine", "echo", "-o", f"option.capture_requests={directory}") as server:
+        with open_socket(server, "/v1/responses") as socket:
+            send(socket, create)
+            first = until(socket, *ENDS)[-1]["response"]
+            send(socket, {**create, "input": "three", "previous_response_id": first["id"]})
+            second = until(socket, *ENDS)[-1]["response"]
+            send(socket, {**create, "generate": False})
+            until(socket, *ENDS)
+        with open_socket(server, "/invocations-bidirectional-stream") as socket:
+            send(socket, ASKED[0][1], {**CHAT, "stream": True})
+            assert "generated_text" in receive(socket)
+            while not receive(socket)["choices"][0]["finish_reason"]:
+                pass
+    requests = [item for item in open_requests(str(directory)) if isinstance(item, Request)]
+    assert [request.path for request in requests] == ["/v1/responses"] * 3 + ["/invocations"] * 2
+    assert len({request.id for request in requests}) == 5
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    with serve("--engine", "echo") as server:
+        words = ["replay", str(directory), "--to", server.url, "--output", str(tmp_path / "report")]
+        assert main(words) == 0
+        report = json.loads((tmp_path / "report" / "report.json").read_text())
+        replayed = httpx.post(server.url + requests[1].path, content=requests[1].body, headers=requests[1].headers)
+    assert report["compared"] == 5
+    assert f'"input_tokens":{second["usage"]["input_tokens"]},' in replayed.text.replace(": ", ":")

@@ -33,7 +33,7 @@ from handler.engines.base import (
     pack_step,
     unpack,
 )
-from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, arrivals, send
+from handler.engines.process.ipc import ChannelClosed, ChannelReader, Messages, arrivals, send
 
 _REPORT_INTERVAL = 1.0  # seconds
 
@@ -86,7 +86,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
 
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
-    reader = MessageReader()
+    reader = ChannelReader()
     arrived = arrivals(channel)
     reporter = _Reporter(engine, channel)
     active: set[int] = set()

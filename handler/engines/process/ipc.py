@@ -75,7 +75,7 @@ def encode(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class MessageReader:
+class ChannelReader:
     """Assembles messages from bytes that arrive in pieces. If a sender dies, its incomplete message is dropped."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Messages:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._reader = MessageReader()
+        self._reader = ChannelReader()
         self._queue: list[Any] = []
 
     def next(self) -> Any:

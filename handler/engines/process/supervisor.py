@@ -37,7 +37,7 @@ from handler.engines.base import (
     unpack_step,
 )
 from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Spec, run
-from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
+from handler.engines.process.ipc import ChannelClosed, ChannelReader, encode, send_all, send_some, wait
 
 log = logging.getLogger("handler.engine")
 
@@ -102,7 +102,7 @@ class EngineInstance:
     def __init__(self, spec: Spec, *, isolated: bool, placement: Placement = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
-        self.reader = MessageReader()
+        self.reader = ChannelReader()
         self.failure: str | None = None
         self.restart_requested = False
         self._unsent = bytearray()

@@ -11,7 +11,7 @@ from websockets.frames import CloseCode
 
 from handler.http.exchange import WriteFlow
 from handler.http.protocol import LINGER_SECONDS
-from handler.http.sockets.base import Lifetime, Limits, Receiver, is_utf8
+from handler.http.sockets.base import Lifetime, Receiver, SocketLimits, is_utf8
 from handler.http.sockets.handshake import choose_subprotocol
 from handler.serving.quota import Quota
 
@@ -43,7 +43,7 @@ class AsgiHandshake:
         elif message["type"] == "http.response.start":
             await self._send({"type": "websocket.close", "code": CloseCode.POLICY_VIOLATION})
 
-    async def accept(self, limits: Limits) -> AsgiSocket:
+    async def accept(self, limits: SocketLimits) -> AsgiSocket:
         """Open the WebSocket. Its messages are read when it is served."""
         await self._send({"type": "websocket.accept", "subprotocol": choose_subprotocol(self._offered)})
         self._socket = AsgiSocket(self._receive, self._send, limits)
@@ -114,7 +114,7 @@ class AsgiSocket:
 
     _receiver: Receiver
 
-    def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, receive: Receive, send: Send, limits: SocketLimits) -> None:
         loop = asyncio.get_running_loop()
         self._receive = receive
         self._outbox = _Outbox(send)

@@ -14,7 +14,7 @@ FIRST_SECONDS = 60.0  # maximum seconds until the first message
 LAST_SECONDS = 60.0  # maximum seconds for running responses after the maximum lifetime of a connection
 
 
-class Limits(NamedTuple):
+class SocketLimits(NamedTuple):
     """The limits of a WebSocket.
 
     Attributes:
@@ -83,7 +83,7 @@ class Socket(Protocol):
 
 
 class Lifetime:
-    """Limits the time until the first message of a connection, and its lifetime.
+    """SocketLimits the time until the first message of a connection, and its lifetime.
 
     The owner calls `check` no later than `seconds_left` says.
 

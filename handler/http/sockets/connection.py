@@ -8,11 +8,11 @@ from websockets.frames import CloseCode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from handler.http.exchange import Flow, Successor
+from handler.http.exchange import ConnectionFlow, Successor
 from handler.http.protocol import LINGER_SECONDS, LoopTurns, Timer
-from handler.http.sockets.base import Lifetime, Limits, Receiver, is_utf8
+from handler.http.sockets.base import Lifetime, Receiver, SocketLimits, is_utf8
 from handler.http.sockets.handshake import Handshake, library_log
-from handler.http.sockets.input import Input
+from handler.http.sockets.parser import MessageParser
 from handler.serving.quota import Quota
 
 PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
@@ -35,7 +35,7 @@ class WebSocket(Successor):
         num_running: number of requests that share the buffer of unsent bytes.
     """
 
-    flow: Flow
+    flow: ConnectionFlow
     transport: asyncio.Transport
     _receiver: Receiver
 
@@ -44,14 +44,14 @@ class WebSocket(Successor):
         handshake: Handshake,
         turns: LoopTurns,
         memory: Quota,
-        limits: Limits,
+        limits: SocketLimits,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         loop = loop or asyncio.get_running_loop()
         self._response = handshake.response
         self._protocol = ServerProtocol(state=State.OPEN, max_size=limits.message, logger=library_log)
         self._protocol.extensions = [*handshake.extensions]
-        self._input = Input(self, self._protocol, turns, memory, loop)
+        self._parser = MessageParser(self, self._protocol, turns, memory, loop)
         self._lifetime = Lifetime(limits.seconds, loop)
         self._timer = Timer(loop)
         self._num_pings = 0  # pings of the server without a pong
@@ -73,13 +73,13 @@ class WebSocket(Successor):
             memory: quota in which a message is counted while it is received.
         """
         self._receiver = receiver
-        self._input.count_in(memory)
+        self._parser.count_in(memory)
 
     # -- the connection ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.flow = Flow(transport)
+        self.flow = ConnectionFlow(transport)
         transport.write(self._response.serialize())
         self._timer.set(self._lifetime.seconds_left(), self._tick)
 
@@ -146,7 +146,7 @@ class WebSocket(Successor):
 
     def data_received(self, data: bytes) -> None:
         if not self._protocol.eof_sent:  # later bytes are read only so that the client receives the close frame
-            self._input.add(data)
+            self._parser.add(data)
 
     def on_message(self, message: bytes) -> None:
         self._lifetime.has_messages = True
@@ -199,7 +199,7 @@ class WebSocket(Successor):
         if self._has_ended:
             return
         self._has_ended = True
-        self._input.close()
+        self._parser.close()
         self.resume_writing()
         self._timer.set(LINGER_SECONDS, self._tick)
         self._receiver.on_close()

@@ -17,7 +17,7 @@ _PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "ass
 """Maps roles to the types of their parts."""
 
 
-class Item(NamedTuple):
+class ConversationItem(NamedTuple):
     """An item of a conversation. It is encoded once, because it may be large.
 
     Attributes:
@@ -30,7 +30,7 @@ class Item(NamedTuple):
     input: bytes
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Item:
+    def of(cls, fields: dict[str, Any]) -> ConversationItem:
         """Encode an item."""
         return cls(fields["id"], dumps_decoded(fields), dumps_decoded(_input_item(fields)))
 
@@ -39,7 +39,7 @@ class Item(NamedTuple):
         return len(self.event) + len(self.input)
 
 
-class Conversation:
+class RealtimeConversation:
     """The items of a conversation, in order.
 
     Args:
@@ -51,7 +51,7 @@ class Conversation:
 
     def __init__(self, hold: Callable[[int], Share]) -> None:
         self.id = f"conv_{new_digits()}"
-        self.items: dict[str, Item] = {}
+        self.items: dict[str, ConversationItem] = {}
         self._hold = hold
         self._memory: dict[str, Share] = {}  # of each item
 
@@ -60,7 +60,7 @@ class Conversation:
         """Return the id of the last item."""
         return next(reversed(self.items), None)
 
-    def add(self, item: Item, previous: object = None) -> str | None:
+    def add(self, item: ConversationItem, previous: object = None) -> str | None:
         """Add an item, and return the id of the item before it.
 
         Args:
@@ -92,12 +92,12 @@ class Conversation:
         if len(self.items) >= _MAX_ITEMS:
             raise EventError(f"a conversation can have at most {_MAX_ITEMS} items", "conversation_too_long")
 
-    def remove(self, item: Item) -> None:
+    def remove(self, item: ConversationItem) -> None:
         """Remove an item."""
         del self.items[item.id]
         self._memory.pop(item.id).close()
 
-    def get(self, id: object) -> Item:
+    def get(self, id: object) -> ConversationItem:
         """Return an item.
 
         Raises:
@@ -112,7 +112,7 @@ def _no_item(id: object, param: str) -> EventError:
     return EventError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
 
 
-def read_item(value: Any) -> Item:
+def read_item(value: Any) -> ConversationItem:
     """Check an item of the conversation, and set its id and status if they are missing.
 
     Raises:
@@ -128,7 +128,7 @@ def read_item(value: Any) -> Item:
     if kind == "message":
         _check_parts(value)
     item = {**value, "object": "realtime.item", "status": value.get("status") or "completed"}
-    return Item.of({**item, "id": id or f"item_{new_digits()}"})
+    return ConversationItem.of({**item, "id": id or f"item_{new_digits()}"})
 
 
 def _check_parts(item: Mapping[str, Any]) -> None:

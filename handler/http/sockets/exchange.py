@@ -90,7 +90,7 @@ def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
     return event
 
 
-class Output:
+class EventSender:
     """Sends the events of a response to the client of a WebSocket.
 
     Args:
@@ -151,7 +151,7 @@ class MessageExchange:
     has_body = True
     memo: dict[object, Any] | None = None
 
-    def __init__(self, socket: Socket, body: bytes, output: Output) -> None:
+    def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
         self._socket = socket
         self._body: bytes | None = body
         self._output = output

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping
 
 from handler.core.framing import dumps_decoded
-from handler.http.sockets.exchange import Output
+from handler.http.sockets.exchange import EventSender
 from handler.http.sockets.lanes import lane_name
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import ReaderFactory, Session
+from handler.http.sockets.session import ReaderFactory, SocketSession
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
 """Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
@@ -28,7 +28,7 @@ class RouteReader:
         path: path of the route.
     """
 
-    def __init__(self, session: Session, path: str) -> None:
+    def __init__(self, session: SocketSession, path: str) -> None:
         self._session = session
         self._path = path
 
@@ -41,7 +41,7 @@ class RouteReader:
             value = await self._session.decode(message)
             name = lane_name(value)
             body = dumps_decoded(value) if name else message
-        output = Output(self._session.socket, name)
+        output = EventSender(self._session.socket, name)
         self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
 
     def expire(self) -> None:
@@ -55,7 +55,7 @@ class FirstReader:
         intent: value of `intent` in the query string.
     """
 
-    def __init__(self, session: Session, intent: str = "") -> None:
+    def __init__(self, session: SocketSession, intent: str = "") -> None:
         self._session = session
         self._intent = intent
 

@@ -16,10 +16,10 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import decoded_as_json, dumps, dumps_decoded, raw
 from handler.core.values import Task, new_digits
-from handler.http.sockets.conversation import Conversation, Item, read_item
-from handler.http.sockets.session import Session
+from handler.http.sockets.conversation import ConversationItem, RealtimeConversation, read_item
+from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import REQUEST_SETTINGS, EventError, object_in, read_settings
-from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcription, audio_settings
+from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcriber, audio_settings
 from handler.http.sockets.turn import ConversationTurn, TextTurn
 
 RESPONSES = "/v1/responses"
@@ -42,18 +42,18 @@ class RealtimeReader:
         intent: value of `intent` in the query string, with which clients choose the kind of session.
     """
 
-    def __init__(self, session: Session, intent: str = "") -> None:
+    def __init__(self, session: SocketSession, intent: str = "") -> None:
         self._session = session
         self._id = f"sess_{new_digits()}"
         self._settings: dict[str, Any] = {"output_modalities": ["text"], "instructions": "", "tools": []}
         self._memory = session.hold(0)  # of the settings
-        self._conversation = Conversation(session.hold)
+        self._conversation = RealtimeConversation(session.hold)
         self._turn: TextTurn | None = None  # the response that the conversation waits for
         self._num_events = itertools.count(1)
         self._audio = AudioBuffer(session.hold(0))
-        self._transcription: Transcription | None = None
+        self._transcription: Transcriber | None = None
         if intent == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
-            self._transcription = Transcription()
+            self._transcription = Transcriber()
 
     def begin(self) -> None:
         """Send `session.created`, which clients of OpenAI and of vLLM both read."""
@@ -124,7 +124,7 @@ class RealtimeReader:
         """Change the settings of a transcription session."""
         if self._conversation.items and self._transcription is None:
             raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
-        earlier = self._transcription or Transcription()
+        earlier = self._transcription or Transcriber()
         settings = audio_settings(new, earlier)
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
@@ -136,7 +136,7 @@ class RealtimeReader:
         item = await self._session.call(size, functools.partial(read_item, object_in(event, "item")))
         self._add(item, event.get("previous_item_id"))
 
-    def _add(self, item: Item, previous: object = None) -> None:
+    def _add(self, item: ConversationItem, previous: object = None) -> None:
         before = self._conversation.add(item, previous)
         for kind in ("conversation.item.added", "conversation.item.done"):
             self._send(kind, previous_item_id=before, item=raw(item.event))
@@ -190,7 +190,7 @@ class RealtimeReader:
             return TextTurn(socket, self._send, settings, metadata)
         return ConversationTurn(socket, self._send, settings, metadata, self._conversation.id, self._add_output)
 
-    def _input_item(self, item: Any) -> Item:
+    def _input_item(self, item: Any) -> ConversationItem:
         if isinstance(item, dict) and item.get("type") == "item_reference":
             return self._conversation.get(item.get("id"))
         return read_item(item)
@@ -214,13 +214,13 @@ class RealtimeReader:
         """Add the items of a response to the conversation."""
         try:
             for item in items:
-                self._conversation.add(Item.of(item))
+                self._conversation.add(ConversationItem.of(item))
         except ServingError as error:
             self._fail(error)
 
     # -- audio ---------------------------------------------------------------------------------------------------
 
-    def _need_transcription(self) -> Transcription:
+    def _need_transcription(self) -> Transcriber:
         if self._transcription is None:
             message = "the model does not read audio; open a session of type transcription on a model that transcribes"
             raise EventError(message, "not_supported", "type")
@@ -257,8 +257,8 @@ def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _audio_item() -> Item:
-    return Item.of(
+def _audio_item() -> ConversationItem:
+    return ConversationItem.of(
         {
             "id": f"item_{new_digits()}",
             "object": "realtime.item",
@@ -270,12 +270,12 @@ def _audio_item() -> Item:
     )
 
 
-def _check_model(session: Session, fields: Mapping[str, Any], prefix: str) -> None:
+def _check_model(session: SocketSession, fields: Mapping[str, Any], prefix: str) -> None:
     if (model := fields.get("model")) is not None and model not in session.model.config.model_name:
         raise EventError(f"{prefix}model={model!r:.100}: not served here", "model_not_found", f"{prefix}model")
 
 
-def _request_body(settings: Mapping[str, Any], items: Sequence[Item], metadata: object) -> bytes:
+def _request_body(settings: Mapping[str, Any], items: Sequence[ConversationItem], metadata: object) -> bytes:
     """Return the body of a request for /v1/responses."""
     body = {name: settings[name] for name in REQUEST_SETTINGS if settings.get(name) not in (None, "", [], "inf")}
     if metadata is not None:

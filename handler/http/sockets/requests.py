@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Scope
 
 from handler.core.errors import Overloaded
 from handler.http.sockets.base import Socket
-from handler.http.sockets.exchange import MessageExchange, Output
+from handler.http.sockets.exchange import EventSender, MessageExchange
 from handler.serving.quota import Quota, Share
 
 _OF_HANDSHAKE = re.compile(r"upgrade|connection|content-.*|transfer-encoding|expect|sec-websocket-.*")
@@ -65,7 +65,7 @@ class SocketRequests:
         self._exchanges = set[MessageExchange]()
         self._num_requests = 0
 
-    async def respond(self, path: str, body: bytes, output: Output) -> None:
+    async def respond(self, path: str, body: bytes, output: EventSender) -> None:
         """Send a request to the route with a path, and the events of its response to an output."""
         exchange = MessageExchange(self._socket, body, output)
         output.connect(exchange)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
 from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.base import Socket
-from handler.http.sockets.exchange import Output, refusal_event
+from handler.http.sockets.exchange import EventSender, refusal_event
 from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
-from handler.http.sockets.session import Session
+from handler.http.sockets.session import SocketSession
 from handler.serving.quota import Share
 
 _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 class ResponsesReader:
     """Reads OpenAI's events, of which `response.create` creates a response in a lane."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SocketSession) -> None:
         self._session = session
         self._kept: dict[str, Kept] = {}  # by the name of the lane, the least recently written first
 
@@ -66,10 +66,10 @@ class ResponsesReader:
         self._session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
 
     def _start(self, event: dict[str, Any], size: int) -> None:
-        output = Output(self._session.socket)
+        output = EventSender(self._session.socket)
         try:
             name = lane_name(event)
-            output = Output(self._session.socket, name)
+            output = EventSender(self._session.socket, name)
             self._session.start(name, size, functools.partial(self._create, name, event, size))
         except (InvalidLane, TooManyLanes) as error:
             code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
@@ -89,7 +89,7 @@ class ResponsesReader:
         elif isinstance(previous, str) and not self._session.model.config.stores_responses:
             error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
             event = refusal_event(error, code=_NO_PREVIOUS, param=_PREVIOUS)
-            return Output(self._session.socket, name).error(event)
+            return EventSender(self._session.socket, name).error(event)
         changes = {"stream": True} if generates else {"stream": False, "max_output_tokens": 1}
         prepare = functools.partial(_prepared, {**body, **changes}, history, is_list=bool(history) or not generates)
         items, data = await self._session.call(size + len(history), prepare)
@@ -148,7 +148,7 @@ class ResponsesReader:
             kept.memory.close()
 
 
-class _Stream(Output):
+class _Stream(EventSender):
     """The events of a response.
 
     Args:
@@ -188,7 +188,7 @@ class _Stream(Output):
             super().event(self._in_progress)
 
 
-class _Whole(Output):
+class _Whole(EventSender):
     """A response that is used instead of being sent. Errors are sent.
 
     Attributes:

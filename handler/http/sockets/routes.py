@@ -14,12 +14,12 @@ from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Endpoint, Handle, send_error
 from handler.http.security import Checks
 from handler.http.sockets.asgi import AsgiHandshake
-from handler.http.sockets.base import Limits, Socket
+from handler.http.sockets.base import Socket, SocketLimits
 from handler.http.sockets.connection import CompressedWebSocket, WebSocket
 from handler.http.sockets.handshake import shake_hands
 from handler.http.sockets.readers import INVOKE_SOCKET, REALTIME, reader_at
 from handler.http.sockets.requests import request_scope
-from handler.http.sockets.session import LoadingReceiver, ReaderFactory, Session
+from handler.http.sockets.session import LoadingReceiver, ReaderFactory, SocketSession
 from handler.http.urls import query_of
 from handler.protocols.registry import routes
 from handler.serving.admission import memory_quota
@@ -86,7 +86,7 @@ class Sockets:
             raise UpgradeRequired("this server has no WebSockets (option.websockets_max=0)")
         if self.num_open >= self._config.websockets_max:
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
-        limits = Limits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
+        limits = SocketLimits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
         exchange = scope["extensions"][EXCHANGE]
         if isinstance(exchange, AsgiHandshake):
             return await exchange.accept(limits)
@@ -106,7 +106,7 @@ class Sockets:
             await self._wait(socket)
         if self._model is None or self._app is None or not socket.is_open:
             return
-        session = Session(self._model, self._app, scope, read_with, socket)
+        session = SocketSession(self._model, self._app, scope, read_with, socket)
         socket.serve(session, self._memory)
         await session.run()
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Scope
 from handler.core.errors import InternalError, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps
 from handler.http.sockets.base import Socket
-from handler.http.sockets.exchange import Output, refusal_event
+from handler.http.sockets.exchange import EventSender, refusal_event
 from handler.http.sockets.lanes import Lanes, LaneWork
 from handler.http.sockets.requests import SocketMemory, SocketRequests
 from handler.protocols.kernel.body import decode
@@ -47,7 +47,7 @@ class MessageReader(Protocol):
         """Tell the client that the connection has reached its maximum lifetime."""
 
 
-ReaderFactory = Callable[["Session"], MessageReader]
+ReaderFactory = Callable[["SocketSession"], MessageReader]
 
 
 class LoadingReceiver:
@@ -78,7 +78,7 @@ class LoadingReceiver:
         self.over.set()
 
 
-class Session:
+class SocketSession:
     """The requests of a WebSocket. It implements `Receiver`.
 
     Args:
@@ -176,7 +176,7 @@ class Session:
         if not isinstance(error, ServingError):
             log.error("a bug in the server: a message could not be processed", exc_info=error)
             error = InternalError.of(error)
-        Output(self.socket, lane).error(refusal_event(error))
+        EventSender(self.socket, lane).error(refusal_event(error))
 
     async def decode(self, message: bytes) -> dict[str, Any]:
         """Return the JSON object in a message.
@@ -218,7 +218,7 @@ class Session:
         self._lanes.check(lane)
         self._lanes.add(lane, LaneWork(do, self.hold(size)))
 
-    async def respond(self, path: str, body: bytes, output: Output) -> None:
+    async def respond(self, path: str, body: bytes, output: EventSender) -> None:
         """Send a request to the route with a path, and the events of its response to an output.
 
         Nothing is sent if the connection is closed.

@@ -11,8 +11,8 @@ from typing import Any
 
 from handler.core.errors import ServingError
 from handler.core.framing import dumps, dumps_decoded, loads
-from handler.http.sockets.exchange import Output
-from handler.http.sockets.session import Session
+from handler.http.sockets.exchange import EventSender
+from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import EventError
 from handler.http.sockets.turn import Send
 from handler.serving.quota import Share
@@ -25,7 +25,7 @@ _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 """Maps formats to their number in a WAV file, and to their bits per sample."""
 
 
-class Transcription:
+class Transcriber:
     """The settings of a transcription session, and its requests.
 
     Attributes:
@@ -58,16 +58,16 @@ class Transcription:
         chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(audio)) + audio
         return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
-    async def run(self, session: Session, audio: bytes, send: Send, item: str) -> None:
+    async def run(self, session: SocketSession, audio: bytes, send: Send, item: str) -> None:
         """Transcribe audio, and send the events of OpenAI's API for its item."""
         await self.transcribe(session, audio, _Transcript(session, send, item))
 
-    async def transcribe(self, session: Session, audio: bytes, output: Output) -> None:
+    async def transcribe(self, session: SocketSession, audio: bytes, output: EventSender) -> None:
         file = base64.b64encode(self.file(audio)).decode()
         await session.respond(PATH, dumps_decoded({**self.fields, "file": file, "stream": True}), output)
 
 
-def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transcription:
+def audio_settings(session: Mapping[str, Any], earlier: Transcriber) -> Transcriber:
     """Return the settings of `session.update` for a transcription session.
 
     Raises:
@@ -88,10 +88,10 @@ def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transc
             raise EventError(f"{at}: must be null; the client commits its audio", "not_supported", at)
     kind, rate = _format(settings.get("format"), earlier)
     fields = settings.get("transcription")
-    return Transcription(kind, rate, earlier.fields if fields is None else _fields(fields))
+    return Transcriber(kind, rate, earlier.fields if fields is None else _fields(fields))
 
 
-def _format(value: Any, earlier: Transcription) -> tuple[str, int]:
+def _format(value: Any, earlier: Transcriber) -> tuple[str, int]:
     at = "session.audio.input.format"
     if value is None:
         return earlier.kind, earlier.rate
@@ -133,7 +133,7 @@ class AudioBuffer:
     def size(self) -> int:
         return len(self._audio)
 
-    def append(self, settings: Transcription, value: object) -> None:
+    def append(self, settings: Transcriber, value: object) -> None:
         """Append audio.
 
         Args:
@@ -165,10 +165,10 @@ class AudioBuffer:
         return audio
 
 
-class _Transcript(Output):
+class _Transcript(EventSender):
     """The events of a transcript for an item of the conversation."""
 
-    def __init__(self, session: Session, send: Send, item: str) -> None:
+    def __init__(self, session: SocketSession, send: Send, item: str) -> None:
         super().__init__(session.socket)
         self._send = send
         self._item = {"item_id": item, "content_index": 0}
@@ -198,9 +198,9 @@ class _Transcript(Output):
 class FlatTranscription:
     """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SocketSession) -> None:
         self._session = session
-        self._transcription = Transcription(rate=16000)
+        self._transcription = Transcriber(rate=16000)
         self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
 
@@ -247,14 +247,14 @@ class FlatTranscription:
         for name, value in fields.items():
             if not isinstance(value, str):
                 raise EventError(f"{name}: must be a string", "invalid_event")
-        self._transcription = Transcription(rate=16000, fields=fields)
+        self._transcription = Transcriber(rate=16000, fields=fields)
         self._is_checked = True
 
     def _fail(self, message: str, code: str) -> None:
         self._session.socket.send_text(dumps({"type": "error", "error": message, "code": code}))
 
 
-class _FlatTranscript(Output):
+class _FlatTranscript(EventSender):
     """The events of a transcript for vLLM's clients."""
 
     def event(self, event: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from handler.core.framing import loads
 from handler.core.values import new_digits
 from handler.http.sockets.base import Socket
-from handler.http.sockets.exchange import Output
+from handler.http.sockets.exchange import EventSender
 
 Send = Callable[..., None]
 """Sends an event of the server, from its type and its fields."""
@@ -17,7 +17,7 @@ _OF_RESPONSES = ("type", "sequence_number", "logprobs", "part")
 """The fields of events of /v1/responses that realtime events lack, or have with another value."""
 
 
-class TextTurn(Output):
+class TextTurn(EventSender):
     """Sends a response of /v1/responses in realtime events.
 
     Args:

@@ -19,7 +19,7 @@ from handler.config.loader import read_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import Step
-from handler.engines.process.ipc import MessageReader, encode
+from handler.engines.process.ipc import ChannelReader, encode
 from handler.engines.process.supervisor import EngineInstance, EngineSupervisor
 from handler.plugins.functions import Formatters
 from handler.serving.model import ServedModel
@@ -131,7 +131,7 @@ def test_the_engine_is_told_between_calls_that_nobody_wants_a_request(start: Cal
 
     def at_rest() -> bool:
         with contextlib.suppress(BlockingIOError):
-            heard.extend(MessageReader().feed(worker.channel.recv(1 << 16, socket.MSG_PEEK)))
+            heard.extend(ChannelReader().feed(worker.channel.recv(1 << 16, socket.MSG_PEEK)))
         return heard[-1:] == [tuple(Step([], [], [], []))]
 
     wait_for(at_rest, 10, "the engine goes on")

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 from websockets.sync.client import connect
 
+from handler.protocols.responses.compaction import PROMPT as SUMMARIZE
 from tests.clients import toolchains
 from tests.clients.agents.scripted import ASKING, Model, call, said_by, scripted
 from tests.clients.driver import Driver, python_client, skipped_without
@@ -418,3 +419,42 @@ def test_codex_goes_on_over_http(limit: int, status: int, attempts: int, tmp_pat
         assert "FOUND 3" in codex.answers("Read.")
         assert (len(model.prompts), model.warm_ups, trap.asked) == (4, [], [])
         assert model.front.log.count(f"status={status} method=GET path='/v1/responses'") == 1 + attempts
+
+
+# -- Codex past its context -----------------------------------------------------------------------------------------
+
+
+class CodexOfOpenAi(Codex):
+    """Lets the server summarize, as Codex does if its provider has OpenAI's name."""
+
+    overrides: Sequence[str] = ('name="OpenAI"',)
+
+    def arguments(self, *, again: bool) -> list[str]:
+        return ["-c", "model_auto_compact_token_limit=20000", *super().arguments(again=again)]
+
+
+class CodexOfOpenAiOverHttp(CodexOfOpenAi):
+    warm_ups = 0
+    overrides = ('name="OpenAI"', "supports_websockets=false")
+
+
+@pytest.mark.parametrize("kind", [CodexOfOpenAi, CodexOfOpenAiOverHttp])
+def test_codex_goes_on_with_a_summary(kind: type[Codex], tmp_path: Path, model: Model, trap: Trap) -> None:
+    """After a call, which the summary covers."""
+    with skipped_without():
+        codex = kind(tmp_path, model.url, trap)
+        codex.program()
+
+    def answer(prompt: str) -> str:
+        users = said_by("user", prompt)
+        if SUMMARIZE in users[-1]:
+            return f"The file says: {said_by('tool', prompt)}"
+        if any("Summary of the earlier conversation" in text for text in users):
+            return f"FOUND {FACT in prompt}, CALLS {len(said_by('tool', prompt))}, ASKED {'What does' in prompt}"
+        return codex.runs("cat fact.txt")
+
+    model.says(answer)
+    before = model.front.log
+    assert "FOUND True, CALLS 0, ASKED True" in codex.answers("What does the file say?")
+    assert "outcome=refused" not in model.front.log.removeprefix(before)
+    assert trap.asked == []

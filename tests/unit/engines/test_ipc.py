@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from handler.engines.base import EngineConfig
 from handler.engines.process import supervisor
 from handler.engines.process.engine_process import Spec
-from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, encode, send, wait
+from handler.engines.process.ipc import ChannelClosed, ChannelReader, Messages, encode, send, wait
 from handler.engines.process.supervisor import EngineInstance
 
 MESSAGES = st.lists(
@@ -28,7 +28,7 @@ MESSAGES = st.lists(
 @given(messages=MESSAGES, size=st.integers(1, 64))
 def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
     data = b"".join(encode(message) for message in messages)
-    reader = MessageReader()
+    reader = ChannelReader()
     found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
     assert found == messages
 
@@ -36,7 +36,7 @@ def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
 @given(messages=MESSAGES, size=st.integers(1, 64))
 def test_messages_survive_any_cut_on_a_channel(messages: list[object], size: int) -> None:
     data = b"".join(encode(message) for message in messages)
-    reader = MessageReader()
+    reader = ChannelReader()
     found: list[Any] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -51,7 +51,7 @@ def test_a_rest_that_looks_like_a_message_is_none() -> None:
     message = b"x" * 20 + (16).to_bytes(4, "big") + b"y" * 16  # as it comes alone: a length, and as much as it says
     data = encode(message)
     at = data.index(message) + 20
-    reader = MessageReader()
+    reader = ChannelReader()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(data[:at])
@@ -64,7 +64,7 @@ def test_a_rest_that_looks_like_a_message_is_none() -> None:
 
 def test_a_message_larger_than_the_sockets_buffer_comes_whole() -> None:
     message = bytes(range(256)) * (1 << 13)
-    reader = MessageReader()
+    reader = ChannelReader()
     found: list[Any] = []
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -80,7 +80,7 @@ def test_a_message_larger_than_the_sockets_buffer_comes_whole() -> None:
 
 
 def test_a_message_that_was_cut_off_never_appears() -> None:
-    assert MessageReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
+    assert ChannelReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
 
 
 def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pyt
     ends: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     monkeypatch.setattr(supervisor, "run", lambda load, channel: ends.put(channel))
     engine = EngineInstance(Spec("echo", EngineConfig()), isolated=False)
-    reader = MessageReader()
+    reader = ChannelReader()
     found: list[Any] = []
     with ends.get(timeout=30) as theirs, contextlib.closing(engine.channel):
         commands = [bytes([number]) * 100_000 for number in range(50)]

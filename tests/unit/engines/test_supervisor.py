@@ -46,7 +46,7 @@ from handler.engines.base import (
 )
 from handler.engines.process import engine_process
 from handler.engines.process.engine_process import Cancel, EngineFailed, Spec, run
-from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, encode, send, wait
+from handler.engines.process.ipc import ChannelClosed, ChannelReader, Messages, encode, send, wait
 from handler.engines.process.supervisor import (
     ANYWHERE,
     EngineInstance,
@@ -81,7 +81,7 @@ class Instance:
         self.channel, self._theirs = socket.socketpair()
         self.channel.setblocking(False)
         self.isolated = isolated
-        self.reader, self.failure, self.restart_requested = MessageReader(), None, False
+        self.reader, self.failure, self.restart_requested = ChannelReader(), None, False
         self.commands: list[Any] = []
         self.pid = None
 
@@ -800,7 +800,7 @@ def test_what_says_itself_what_is_wrong_comes_without_a_traceback(error: Excepti
     host, worker = socket.socketpair()
     with contextlib.closing(host):
         run(load, worker)
-        (failed,) = MessageReader().receive(host) or []
+        (failed,) = ChannelReader().receive(host) or []
     assert failed == EngineFailed(reason, failed.trace)
     assert bool(failed.trace) == traced
 

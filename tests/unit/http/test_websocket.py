@@ -11,7 +11,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from handler.http.protocol import LINGER_SECONDS, LoopTurns
-from handler.http.sockets.base import FIRST_SECONDS, Limits
+from handler.http.sockets.base import FIRST_SECONDS, SocketLimits
 from handler.http.sockets.connection import PING_SECONDS, WebSocket
 from handler.http.sockets.handshake import Handshake
 from handler.serving.quota import BODY_MEMORY, Quota
@@ -101,7 +101,7 @@ class Opened:
         self.memory = memory or quota(1 << 20)
         loop: Any = self.clock
         handshake = Handshake(Response(101, "Switching Protocols", Headers()), ())
-        self.socket = WebSocket(handshake, LoopTurns(), self.memory, Limits(1 << 16, seconds), loop)
+        self.socket = WebSocket(handshake, LoopTurns(), self.memory, SocketLimits(1 << 16, seconds), loop)
         self.socket.serve(self.receiver, self.memory)
         self.socket.forget = lambda: self.receiver.heard.append("forgotten")
         self.transport.socket = self.socket

@@ -11,7 +11,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from handler.core.errors import Overloaded
-from handler.http.exchange import Flow
+from handler.http.exchange import ConnectionFlow
 from handler.http.protocol import LoopTurns
 from handler.http.sockets.base import is_utf8
 from handler.serving.quota import BODY_MEMORY, Quota, Share
@@ -25,7 +25,7 @@ _TEXT = frozenset({Opcode.TEXT, Opcode.BINARY})
 class Consumer(Protocol):
     """The connection whose input is parsed."""
 
-    flow: Flow
+    flow: ConnectionFlow
 
     def on_message(self, message: bytes) -> None:
         """A message is complete."""
@@ -70,7 +70,7 @@ class _Parts:
         self.size = 0
 
 
-class Input:
+class MessageParser:
     """Parses received bytes piece by piece, in turns with the other connections of the server.
 
     Args:
