@@ -282,6 +282,24 @@ def test_vllms_client_is_answered_in_its_own_words(hearing_server: LiveServer) -
         assert receive(client)["code"] == "unknown_event"
 
 
+def test_a_connection_of_vllms_client_has_several_sessions(hearing_server: LiveServer) -> None:
+    append = {"type": "input_audio_buffer.append", "audio": audio(0.5, 16000)}
+    final = {"type": "input_audio_buffer.commit", "final": True}
+    with open_socket(hearing_server, PATH) as client:
+        receive(client)
+        send(client, {"type": "session.update", "model": "model"})
+        for messages in ([append, final], [{"type": "session.update", "model": "model"}, append, final]):
+            send(client, *messages)
+            assert until(client, "transcription.done", "error")[-1]["type"] == "transcription.done"
+        send(client, append, {"type": "input_audio_buffer.commit"}, {"type": "input_audio_buffer.commit"}, final)
+        assert until(client, "transcription.done", "error")[-1]["type"] == "transcription.done"
+        send(client, final)
+        assert receive(client)["code"] == "invalid_audio"
+        send(client, append, final, append, final)  # audio after a final commit is the next transcript's
+        for _ in range(2):
+            assert until(client, "transcription.done", "error")[-1]["type"] == "transcription.done"
+
+
 def test_vllms_client_must_send_its_model_first(hearing_server: LiveServer) -> None:
     with open_socket(hearing_server, PATH) as client:
         receive(client)
