@@ -27,6 +27,7 @@ pytestmark = pytest.mark.clients
 
 WHISPER = Path(__file__).parents[1] / "golden" / "engines" / "whisper" / "whisper.tar.xz"
 HEARD = "conversation.item.input_audio_transcription"
+COMMIT: tuple[str, Any] = ("input_audio_buffer.commit", {})
 
 sockets = drivers("openai", "drive_openai_sockets")
 
@@ -169,8 +170,7 @@ def test_a_transcript_is_that_of_http(
     items = []
     for seed in (1, 2):
         data = sound(seed, rate, bits)
-        commit: tuple[str, dict[str, Any]] = ("input_audio_buffer.commit", {})
-        events = client.call(update, *appends(data), commit, until=[f"{HEARD}.completed", f"{HEARD}.failed"])
+        events = client.call(update, *appends(data), COMMIT, until=[f"{HEARD}.completed", f"{HEARD}.failed"])
         assert kinds(events) == [
             "session.updated", "input_audio_buffer.committed", "conversation.item.added", "conversation.item.done",
             f"{HEARD}.delta", f"{HEARD}.completed",
@@ -191,5 +191,4 @@ def test_an_unknown_model_is_refused_and_the_session_goes_on(sockets: Driver, wh
     update = ("session.update", {"session": {"type": "transcription", "audio": {"input": heard}}})
     error = client.call(update, until=["error", "session.updated"])[-1]
     assert error["error"]["param"] == "session.audio.input.transcription.model"
-    commit: tuple[str, dict[str, Any]] = ("input_audio_buffer.commit", {})
-    client.call(*appends(sound(1, 24000, 16)), commit, until=[f"{HEARD}.completed"])
+    client.call(*appends(sound(1, 24000, 16)), COMMIT, until=[f"{HEARD}.completed"])
