@@ -22,6 +22,11 @@ from deploy.cli.views import for_terminal
 from deploy.client import RequestFailed
 from deploy.client.predictor import Conversation
 
+_BIDIRECTIONAL = (
+    "use InvokeEndpointWithBidirectionalStream; needs Python 3.12 and the extra `bidirectional-client`. With "
+    "`lmi deploy local`, --endpoint-url is the URL of --bidirectional-port"
+)
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("invoke", help="send one request, and print the response")
@@ -64,12 +69,13 @@ def add_stream(commands: Any) -> None:
     parser = commands.add_parser("stream", help="send one request, and print the generated text as it arrives")
     add_endpoint_arguments(parser)
     add_body(parser)
-    add_flags(parser, raw="print the raw bytes instead of the text")
+    add_flags(parser, raw="print the raw bytes instead of the text", bidirectional=_BIDIRECTIONAL)
     parser.set_defaults(run=_stream)
 
 
 def _stream(arguments: argparse.Namespace) -> int:
-    with predictor_of(arguments).predict_stream(body_of(arguments), **options_of(arguments)) as stream:
+    predictor = predictor_of(arguments, bidirectional=arguments.bidirectional)
+    with predictor.predict_stream(body_of(arguments), **options_of(arguments)) as stream:
         if arguments.raw:
             for part in stream.bytes():
                 sys.stdout.buffer.write(part)
@@ -104,11 +110,13 @@ def add_chat(commands: Any) -> None:
     add_endpoint_arguments(parser)
     add_parameters(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    add_flags(parser, bidirectional=_BIDIRECTIONAL)
     parser.set_defaults(run=_chat)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    conversation = Conversation(predictor_of(arguments), arguments.system, parameters_of(arguments))
+    predictor = predictor_of(arguments, bidirectional=arguments.bidirectional)
+    conversation = Conversation(predictor, arguments.system, parameters_of(arguments))
     terminal = sys.stdin.isatty()
     if terminal:
         with contextlib.suppress(ImportError):

@@ -140,7 +140,9 @@ _DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken"
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
 _IN_TIME = "It may still be generated. Request fewer tokens, stream (8 min, not 60 s), or use asynchronous inference."
 _INVOKE = "The caller needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
+_BIDIRECTIONAL = "The caller needs sagemaker:InvokeEndpointWithBidirectionalStream (`lmi deploy iam`)."
 _ROUTED = "The caller needs sagemaker:InvokeInferenceRouter on the router, and InvokeEndpoint on its endpoints."
+_NEEDS = {"InvokeInferenceRouter": _ROUTED, "InvokeEndpointWithBidirectionalStream": _BIDIRECTIONAL}
 _LOGS = "`lmi deploy logs NAME` shows the container's log."
 
 
@@ -199,7 +201,7 @@ def _from_status(error: ClientError) -> RequestFailed:
     elif code in NOT_VALID:
         result = Forbidden(f"{error.operation_name}: {code}: {message}", SIGN_IN_AGAIN)
     elif code in _DENIED:
-        needs = _ROUTED if error.operation_name == "InvokeInferenceRouter" else _INVOKE
+        needs = _NEEDS.get(error.operation_name, _INVOKE)
         result = Forbidden(f"{error.operation_name}: {code}: {message}", needs)
     elif code in _REFUSED and "no capacity" in message.lower():
         result = NoCapacity(message, "No copy is running. If scaling.min is 0, requests start a copy.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -176,10 +177,11 @@ class Predictor:
         component: inference component to call, or None if the endpoint has at most one component.
         adapter: name of an adapter component to call, instead of `component`.
         routing_target: routing target to call, if `endpoint_name` is an inference router.
+        bidirectional: whether to stream by InvokeEndpointWithBidirectionalStream. Other calls are then refused.
         connection: further settings; see `Connection`.
 
     Raises:
-        NotSent: no region is set, or the arguments contradict each other.
+        NotSent: no region is set, the arguments contradict each other, or AWS's SDK is not installed.
         TypeError: a setting is unknown.
     """
 
@@ -191,6 +193,7 @@ class Predictor:
         component: str | None = None,
         adapter: str | None = None,
         routing_target: str | None = None,
+        bidirectional: bool = False,
         serializer: Serializer = _JSON,
         deserializer: Deserializer = _FROM_JSON,
         **connection: Unpack[Connection],
@@ -199,11 +202,15 @@ class Predictor:
             raise NotSent("pass either component or adapter: an adapter is itself a component, which names its base")
         if routing_target is not None and (component or adapter):
             raise NotSent("routing_target cannot be combined with component or adapter, as the target chooses them")
-        self.runtime = (
-            Runtime(endpoint_name, region, component=adapter or component, **connection)
-            if routing_target is None
-            else RouterRuntime(endpoint_name, region, routing_target, **connection)
-        )
+        if bidirectional and (component or adapter or routing_target):
+            raise NotSent("bidirectional cannot be combined with component, adapter or routing_target")
+        self.runtime: Runtime
+        if bidirectional:
+            self.runtime = _bidirectional_runtime(endpoint_name, region, **connection)
+        elif routing_target is not None:
+            self.runtime = RouterRuntime(endpoint_name, region, routing_target, **connection)
+        else:
+            self.runtime = Runtime(endpoint_name, region, component=adapter or component, **connection)
         self.serializer = serializer
         self.deserializer = deserializer
         self._token = BearerToken(self.runtime.session, self.runtime.region)
@@ -325,6 +332,19 @@ class Predictor:
         request = {"ContentType": self.serializer.CONTENT_TYPE, **(initial_args or {})}
         request |= {_HEADERS[name]: value for name, value in options.items() if value is not None}
         return {**request, "Body": body.encode() if isinstance(body, str) else body}
+
+
+def _bidirectional_runtime(endpoint_name: str, region: str | None, **connection: Unpack[Connection]) -> Runtime:
+    """Return a runtime for bidirectional streams. Raises NotSent if AWS's SDK is not installed."""
+    try:
+        from deploy.client.bidirectional import BidirectionalRuntime
+    except ImportError as error:
+        from handler.core.package import install
+
+        is_old = sys.version_info < (3, 12)
+        remedy = "It needs Python 3.12 or newer." if is_old else install("lmi-handler[bidirectional-client]")
+        raise NotSent(f"bidirectional streams need AWS's SDK, but {error.name} is not installed", remedy) from None
+    return BidirectionalRuntime(endpoint_name, region, **connection)
 
 
 # -- a conversation with a model ---------------------------------------------------------------------------------------

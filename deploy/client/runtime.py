@@ -37,7 +37,7 @@ from deploy.credentials import SIGN_IN
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _ANY_REGION = "us-east-1"
 
 
@@ -48,7 +48,7 @@ def boto_session(region: str | None = None, endpoint_url: str | None = None) -> 
     because the emulator accepts any signature.
     """
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
-    if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
+    if endpoint_url is None or urlsplit(endpoint_url).hostname not in LOOPBACK:
         return session
     region = session.region_name or _ANY_REGION
     if session.get_credentials() is None:

@@ -169,6 +169,44 @@ def _failure(error: Any, value: Mapping[str, Any]) -> ModelFailed:
     )
 
 
+class ResponseEnd:
+    """Recognizes the last message of a response on a connection that stays open.
+
+    Args:
+        body: the request.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        request = json_object(body)
+        parameters = request.get("parameters")
+        number = request.get("n", parameters.get("n") if isinstance(parameters, dict) else None)
+        options = request.get("stream_options")
+        self._is_stream = request.get("stream") is True
+        self._has_usage = isinstance(options, dict) and options.get("include_usage") is True
+        self._num_running = number if isinstance(number, int) else 1
+
+    def is_last(self, message: bytes) -> bool:
+        """Return whether no message of the response follows. Call it for each message."""
+        value = json_object(message)
+        try:
+            events = events_of(value)
+        except ModelFailed:
+            return True
+        self._num_running -= sum(isinstance(event, Finish) for event in events)
+        if not self._is_stream:
+            return True
+        return self._num_running <= 0 and (not self._has_usage or value.get("choices") == [])
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in `data`, or {} for anything else."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 # -- split a response's bytes into values: JSON values, server-sent events, or plain text ------------------------------
 # SageMaker may split PayloadParts anywhere, even inside a character, or send several events in one. So bytes are kept
 # until a value is complete, and only then decoded. `feed(data)` and `flush()` of all readers return complete values.

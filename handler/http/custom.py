@@ -40,6 +40,7 @@ from handler.http.inference import (
     encoded,
     headers_by_name,
     log_slow_client,
+    offers_websocket,
     read_body,
     send_error,
 )
@@ -246,6 +247,7 @@ class CustomCode:
     def __init__(self, handlers: Handlers | None, model: ServedModel, app: ASGIApp) -> None:
         handlers = handlers or Handlers()
         self._model = model
+        self._routes = app
         self.state = _State()
         pre_post = handlers.pre_post_process
         if pre_post is None and (handlers.pre or handlers.post):
@@ -261,6 +263,8 @@ class CustomCode:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if offers_websocket(scope):  # custom code is called for each message, because Starlette's handles only HTTP
+            return await self._routes(scope, receive, send)
         # a graceful stop waits for it
         with self._model.adapters.calls, Share(self._model.admission.memory) as memory:
             try:

@@ -319,7 +319,7 @@ class RequestParser:
             query=url.query or b"",
             version=version,
             keep_alive=is_current and parser.should_keep_alive(),
-            expects_continue=is_current and any(map(_expects_continue, self._headers)),
+            expects_continue=is_current and b"expect" in fields and any(map(_expects_continue, self._headers)),
         )
         self._newest = head
         self._receiver.on_head(head, self._headers)

@@ -73,7 +73,7 @@ class WebSocket:
         return await self._receive(f"{self._label} {data!r}", lambda event: False, 1)
 
     async def ping(self, seconds: float) -> bool:
-        """Return whether a pong arrives within a time limit."""
+        """Send a ping, and return whether its pong arrives within a time limit."""
         with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError):
             await asyncio.wait_for(await self._connection.ping(), seconds)
             return True

@@ -16,9 +16,9 @@ recording. Each request gets a class: equal, tie (near ties of log-probabilities
 (fields and types), framing, status, lost. Volatile values, such as IDs, are detected by repeating requests.
 
 TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which starts `lmi serve` with \
-these arguments and stops it at the end. Exit status: 1 if a class has more requests than --allow permits, or if no \
-request was compared. Messages that came over WebSockets were recorded as requests, and are sent over HTTP. \
-Bodies are not printed without --show. To continue a killed run, run the same command again."""
+these arguments and stops it at the end. Messages that came over WebSockets were recorded as requests, and are sent \
+over HTTP. Exit status: 1 if a class has more requests than --allow permits, or if no request was compared. Bodies \
+are not printed without --show. To continue a killed run, run the same command again."""
 
 
 def add_parser(commands: Any) -> None:

@@ -6,14 +6,18 @@ import base64
 import contextlib
 import json
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from websockets.sync.client import connect
 
+from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, python_client, skipped_without
 from tests.deploy.local.servers import local_process
+from tests.environment import clean_environment
+from tests.examples.programs import EXAMPLES, ROOT
 from tests.servers import LiveServer, options, serve, wait_for
 
 pytestmark = pytest.mark.clients
@@ -174,4 +178,148 @@ def test_a_client_that_vanishes_ends_its_request(client: Client) -> None:
     before = container.log.count("outcome=cancelled")
     with pytest.raises(AssertionError, match="ended with status 3"):
         client.call([part(encoded(prompt("a b", 100_000)), **TEXT)], vanishes=True)
+    wait_for(lambda: container.log.count("outcome=cancelled") == before + 1, 0, "the request goes on")
+
+
+# -- `lmi deploy stream|chat --bidirectional` -------------------------------------------------------------------------
+
+
+class Commands:
+    """`lmi deploy` on the Python that has AWS's SDK."""
+
+    def __init__(self, endpoint: Endpoint, python: str) -> None:
+        self.endpoint = endpoint
+        self._python = python
+
+    def run(self, *arguments: str, input: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [self._python, *arguments]
+        environment = {
+            **clean_environment(),
+            **KEYS,
+            "PYTHONPATH": str(ROOT),
+            "SSL_CERT_FILE": self.endpoint.certificate,
+        }
+        environment |= variables
+        return subprocess.run(command, input=input, capture_output=True, text=True, env=environment, timeout=120)
+
+    def deploy(
+        self, command: str, *arguments: str, input: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        more = ("--bidirectional", "--endpoint-url", self.endpoint.url, "--region", "us-east-1", "--patience", "0")
+        return self.run("-m", "deploy", command, *more, *arguments, input=input, **variables)
+
+
+@pytest.fixture(scope="module")
+def commands(endpoint: Endpoint) -> Commands:
+    with skipped_without():
+        return Commands(endpoint, str(toolchains.python("bidirectional")))
+    raise AssertionError
+
+
+def test_a_streamed_response_by_the_command(commands: Commands) -> None:
+    body = json.dumps(prompt("a wörld b"))
+    done = commands.deploy("stream", "local", body, "--raw")
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = commands.endpoint.container.post(prompt("a wörld b")).text
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        json.loads(line) for line in expected.splitlines()
+    ]
+    done = commands.deploy("stream", "local", body)
+    assert (done.stdout, done.stderr) == (" a wörld b\n", "")
+
+
+def test_a_chat_by_the_command(commands: Commands) -> None:
+    messages = [{"role": "user", "content": "one"}]
+    texts = []
+    for _ in range(2):
+        response = commands.endpoint.container.post({"messages": messages, "max_tokens": 20})
+        texts.append(response.json()["choices"][0]["message"]["content"])
+        messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": "two"}]
+    done = commands.deploy("chat", "local", "-p", "max_tokens=20", input="one\ntwo\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "".join(f"{text}\n" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "status", "message"),
+    [
+        (["another", "a"], {}, 4, "Endpoint another of account 000000000000 not found"),
+        (["local", "a"], {"AWS_SECRET_ACCESS_KEY": "wrong"}, 1, "The signature of an event does not match"),
+    ],
+)
+def test_a_failure_of_the_command_is_one_message(
+    commands: Commands, arguments: list[str], variables: dict[str, str], status: int, message: str
+) -> None:
+    done = commands.deploy("stream", *arguments, **variables)
+    assert (done.returncode, done.stdout.strip()) == (status, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_bidirectional_stream_cannot_do_is_refused_by_name(commands: Commands) -> None:
+    code = f"""
+from deploy.client import Patience, Predictor, RequestFailed
+
+def attempt(body, url="{commands.endpoint.url}", **options):
+    try:
+        predictor = Predictor(
+            "local", "us-east-1", bidirectional=True, endpoint_url=url, patience=Patience(busy=0, cold=0)
+        )
+        print("".join(predictor.predict_stream(body, **options).text()))
+    except RequestFailed as error:
+        print(f"{{type(error).__name__}}: {{error}}")
+
+attempt({{"inputs": "a", "parameters": {{"max_new_tokens": -1}}}})
+attempt({{"inputs": "a"}}, inference_id="x")
+attempt({{"text_input": "a"}})
+attempt({{"inputs": "a"}}, content_type="text/plain")
+attempt({{"inputs": "a"}}, url="http://localhost:1")
+attempt({{"inputs": "a"}}, url="https://localhost:1")
+attempt({{"inputs": "a", "parameters": {{"max_new_tokens": 2}}}})
+"""
+    done = commands.run("-c", code)
+    assert done.stderr == ""
+    expected = (
+        "ModelRefused: the model rejected the request (424): parameters.max_new_tokens=-1",
+        "NotSent: InferenceId: not supported by bidirectional streams",
+        "NotSent: text_input: in Triton's schema, nothing ends a stream",
+        "NotSent: the body of a bidirectional stream must be application/json, not text/plain",
+        "NotSent: bidirectional streams need https, not http://localhost:1",
+        "Unreachable: no connection",
+        " a a",
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(expected)
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == [*expected]
+
+
+def test_the_example_chats_over_one_stream(commands: Commands) -> None:
+    script = EXAMPLES / "sagemaker" / "bidirectional_chat.py"
+    container = commands.endpoint.container
+    before = container.log.count("outcome=ok")
+    settings = {"ENDPOINT_NAME": "local", "AWS_REGION": "us-east-1", "URL": commands.endpoint.url}
+    done = commands.run(str(script), input="one\ntwo\n", **settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    body = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 64, "temperature": 0}
+    first, second = done.stdout.splitlines()
+    assert first == container.post(body).json()["choices"][0]["message"]["content"]
+    assert len(second.split()) == 64
+    requests = re.findall(r" id=(\S+) outcome=ok", container.log)[before : before + 2]
+    assert len({id.rpartition("-")[0] for id in requests}) == 1
+
+
+def test_a_stream_that_is_closed_early_ends_its_request(commands: Commands) -> None:
+    container = commands.endpoint.container
+    before = container.log.count("outcome=cancelled")
+    code = f"""
+from deploy.client import Predictor
+
+predictor = Predictor("local", "us-east-1", bidirectional=True, endpoint_url="{commands.endpoint.url}")
+with predictor.predict_stream({prompt("a b", 100_000)}) as stream:
+    print(next(stream.text()))
+with predictor.predict_stream({prompt("c d")}) as stream:
+    print("".join(stream.text()))
+"""
+    done = commands.run("-c", code)
+    assert (done.stdout, done.stderr) == (" a\n c d c\n", "")
     wait_for(lambda: container.log.count("outcome=cancelled") == before + 1, 0, "the request goes on")

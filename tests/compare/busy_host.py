@@ -93,7 +93,7 @@ def pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _ours(pace: float, **more: str) -> AbstractContextManager[Server]:
+def ours(pace: float, **more: str) -> AbstractContextManager[Server]:
     options = {
         **more,
         "option.echo_tokens_per_second": f"{pace:g}",
@@ -106,7 +106,7 @@ def _ours(pace: float, **more: str) -> AbstractContextManager[Server]:
 
 @contextlib.contextmanager
 def _ours_apart(pace: float) -> Iterator[Server]:
-    with _ours(pace, **{"option.engine_isolation": "process"}) as server:
+    with ours(pace, **{"option.engine_isolation": "process"}) as server:
         for thread in Path(f"/proc/{engine_of(server.pid)}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {CLIENT_CORE})
         yield server
@@ -117,7 +117,7 @@ def engine_of(pid: int) -> int:
     return child_by_command(pid, b"engine_process")
 
 
-OURS = FrontEnd(_ours, "/ping", heads=0)
+OURS = FrontEnd(ours, "/ping", heads=0)
 """Our server with the engine on a thread, as `lmi serve --engine echo` starts it."""
 
 OURS_APART = FrontEnd(_ours_apart, "/ping", heads=0, cpu=lambda pid: _seconds(pid) - process_seconds(engine_of(pid)))
@@ -170,11 +170,11 @@ def _spin(pipe: Connection) -> None:
         pass
 
 
-_PACE = 50  # tokens per second of each stream
+PACE = 50  # tokens per second of each stream
 _BEGIN_SECONDS = 20.0  # limit for all streams to begin
 _CLIENTS = 64  # clients of --requests
-_LONG = 100_000  # tokens of a stream, so that none ends while it is measured
-_SETTLE = 1.5  # seconds between the beginning of the last stream and the measurement
+LONG = 100_000  # tokens of a stream, so that none ends while it is measured
+SETTLE = 1.5  # seconds between the beginning of the last stream and the measurement
 _PING_LIMIT = 10.0  # seconds
 _CONNECT_SECONDS = 3.0  # duration of the health checks while clients connect,
 _BEFORE = 0.3  # of which this many seconds precede the first client
@@ -225,13 +225,13 @@ class Interval(Generic[Totals]):
     cpu: float
 
     def gain(self, name: str) -> int:
-        return _sum(self.after, name) - _sum(self.before, name)
+        return total(self.after, name) - total(self.before, name)
 
     def cpu_us_per(self, name: str) -> float:
         return self.cpu / self.gain(name) * 1e6
 
 
-def _interval(
+def measure_interval(
     front_end: FrontEnd, server: Server, clients: Clients[Totals], name: str, seconds: float
 ) -> Interval[Totals]:
     """Measure an interval. On a busy machine it lasts longer than `seconds`, until the total `name` has grown.
@@ -252,23 +252,23 @@ def _interval(
 
 
 def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
-    with on_its_core(front_end, _PACE, half=half) as server:
+    with on_its_core(front_end, PACE, half=half) as server:
         connect_pings = Pings(server.url + front_end.ping, _CONNECT_SECONDS, _PING_LIMIT)
         time.sleep(_BEFORE)
-        clients = Clients[Streams](Streaming, server.url, chat(_LONG), number, front_end.heads)
+        clients = Clients[Streams](Streaming, server.url, chat(LONG), number, front_end.heads)
         with contextlib.closing(clients):
-            begun = _begun(clients, number)
+            begun = wait_begun(clients, number)
             connecting = connect_pings.result()
-            time.sleep(_SETTLE)
+            time.sleep(SETTLE)
             pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
-            interval = _interval(front_end, server, clients, "tokens", seconds)
+            interval = measure_interval(front_end, server, clients, "tokens", seconds)
             took = pings.result()
-    if _sum(interval.after, "streaming") < _sum(begun, "streaming"):
+    if total(interval.after, "streaming") < total(begun, "streaming"):
         raise RuntimeError("a stream ended during the measurement")
     return Window(
-        begun=_sum(begun, "streaming"),
+        begun=total(begun, "streaming"),
         begun_seconds=max(some.last for some in begun) - min(some.first for some in begun),
-        kept=interval.gain("tokens") / (number * _PACE * span(interval.before, interval.after)),
+        kept=interval.gain("tokens") / (number * PACE * span(interval.before, interval.after)),
         cpu_us=interval.cpu_us_per("tokens"),
         writes=interval.gain("segments") / interval.gain("tokens"),
         ping_connect_ms=max(connecting) * 1e3,
@@ -277,17 +277,17 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
     )
 
 
-def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
+def wait_begun(clients: Clients[Streams], number: int) -> list[Streams]:
     """Wait until all streams have begun, at most `_BEGIN_SECONDS`. Raise RuntimeError if no stream has begun."""
     deadline = time.monotonic() + _BEGIN_SECONDS
-    while _sum(totals := clients.totals(), "streaming") < number and time.monotonic() < deadline:
+    while total(totals := clients.totals(), "streaming") < number and time.monotonic() < deadline:
         time.sleep(0.2)
-    if not _sum(totals, "streaming"):
+    if not total(totals, "streaming"):
         raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {totals}")
     return totals
 
 
-def _sum(totals: Sequence[Streams] | Sequence[Answers], name: str) -> int:
+def total(totals: Sequence[Streams] | Sequence[Answers], name: str) -> int:
     return sum(getattr(some, name) for some in totals)
 
 
@@ -296,9 +296,9 @@ def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream
         clients = Clients[Answers](Asking, server.url, chat(tokens, stream=stream), _CLIENTS)
         with contextlib.closing(clients):
             time.sleep(_WARM_UP)
-            interval = _interval(front_end, server, clients, "whole", seconds)
+            interval = measure_interval(front_end, server, clients, "whole", seconds)
     per_second = interval.gain("whole") / span(interval.before, interval.after)
-    return Rate(per_second, interval.cpu_us_per("whole"), _sum(interval.after, "failed"))
+    return Rate(per_second, interval.cpu_us_per("whole"), total(interval.after, "failed"))
 
 
 # -- alternate between servers, and print tables -----------------------------------------------------------------------
@@ -348,7 +348,7 @@ def run_streams(
                     f"{middle.writes:.2f}",
                 ]
             )
-    print(f"{_core(half)}, {_PACE} tokens/s per stream, {seconds:g} s, {repeat} times")
+    print(f"{_core(half)}, {PACE} tokens/s per stream, {seconds:g} s, {repeat} times")
     print(table(_STREAMS_HEAD, lines))
     return rows
 

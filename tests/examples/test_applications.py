@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -500,3 +501,37 @@ def test_prompts_are_answered_in_their_order_and_none_stays_open() -> None:
 
 def test_it_is_short() -> None:
     assert len(OFFLINE.read_text().splitlines()) <= 30
+
+
+# -- transcribe.py ----------------------------------------------------------------------------------------------------
+
+
+def write_wav(path: Path, rate: int, size: int = 2) -> bytes:
+    """Write 1.2 seconds of one channel, and return the file's content."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(size)
+        file.setframerate(rate)
+        file.writeframes(bytes(range(256)) * (rate * 12 * size // 2560))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("rate", [16000, 24000])
+def test_a_file_is_transcribed_as_over_http(tmp_path: Path, rate: int) -> None:
+    content = write_wav(tmp_path / "speech.wav", rate)
+    with serve("--engine", "echo", *options("option.task=automatic-speech-recognition")) as server:
+        form = {"file": ("speech.wav", content)}
+        expected = http.post(f"{server.url}/v1/audio/transcriptions", files=form, data={"model": "model"}).json()
+        text = run(APPLICATIONS / "transcribe.py", tmp_path / "speech.wav", LMI_URL=server.url)
+    assert text == expected["text"] + "\n"
+    assert text.strip()
+
+
+def test_transcribe_refuses_other_files_and_models(tmp_path: Path) -> None:
+    write_wav(tmp_path / "8bit.wav", 16000, 1)
+    done = finished(APPLICATIONS / "transcribe.py", tmp_path / "8bit.wav")
+    assert (done.returncode, "one channel of 16-bit samples" in done.stderr) == (1, True)
+    write_wav(tmp_path / "speech.wav", 16000)
+    with serve("--engine", "echo") as server:
+        done = finished(APPLICATIONS / "transcribe.py", tmp_path / "speech.wav", LMI_URL=server.url)
+    assert (done.returncode, "the server refused" in done.stderr) == (1, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -200,6 +201,10 @@ class AsgiSocket:
             self.send_text(data)
         else:
             self._outbox.add({"type": "websocket.send", "bytes": data}, len(data))
+
+    def send_texts(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self.send_text(message)
 
     async def _write(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from websockets.frames import CloseCode
@@ -71,6 +72,9 @@ class Socket(Protocol):
 
     def send_message(self, data: bytes) -> None:
         """Send a message as text, or as binary data if it is not UTF-8."""
+
+    def send_texts(self, messages: Sequence[bytes]) -> None:
+        """Send messages as text frames, if the connection is open."""
 
     def close(self, code: int, reason: str) -> None:
         """Send a close frame, if the connection is open."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import struct
+from collections.abc import Sequence
 
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
@@ -17,6 +20,24 @@ from handler.serving.quota import Quota
 
 PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
 _MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as gone
+_OPEN = State.OPEN  # up to Python 3.11, reading a member of an enumeration costs a call
+_WHOLE_TEXT = 0x80 | Opcode.TEXT.value  # the first byte of a text frame that is a whole message
+_SMALL = 1024  # size from which the head of a frame is not kept
+
+
+def _text_head(size: int) -> bytes:
+    """Return what comes before the payload in a text frame that is a whole message. See RFC 6455, section 5.2."""
+    if size < 126:
+        return struct.pack(">BB", _WHOLE_TEXT, size)
+    if size < 1 << 16:
+        return struct.pack(">BBH", _WHOLE_TEXT, 126, size)
+    return struct.pack(">BBQ", _WHOLE_TEXT, 127, size)
+
+
+@functools.cache
+def _text_heads() -> list[bytes]:
+    """Return the heads of small frames by their sizes. They take 40 KiB from the first connection on."""
+    return [_text_head(size) for size in range(_SMALL)]
 
 
 class WebSocket(Successor):
@@ -54,6 +75,7 @@ class WebSocket(Successor):
         self._parser = MessageParser(self, self._protocol, turns, memory, loop)
         self._lifetime = Lifetime(limits.seconds, loop)
         self._timer = Timer(loop)
+        self._heads = _text_heads()
         self._num_pings = 0  # pings of the server without a pong
         self._has_ended = False
         self.num_running = 0
@@ -160,15 +182,20 @@ class WebSocket(Successor):
 
     def send_text(self, data: bytes) -> None:
         """Send a message as one text frame, if the connection is open. This is the hot path, called once per token."""
-        if self._protocol.state is State.OPEN:
+        if self._protocol.state is _OPEN:
             size = len(data)
-            if size < 126:
-                self.transport.write(b"\x81%c%b" % (size, data))
-            elif size < 1 << 16:
-                self.transport.write(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data))
-            else:
-                self._protocol.send_text(data)
-                self.flush()
+            head = self._heads[size] if size < _SMALL else _text_head(size)
+            self.transport.write(head + data)
+
+    def send_texts(self, messages: Sequence[bytes]) -> None:
+        """Send messages as text frames with one write, since each write is a system call."""
+        if self._protocol.state is _OPEN:
+            heads = self._heads
+            try:
+                frames = [heads[len(message)] + message for message in messages]
+            except IndexError:
+                frames = [_text_head(len(message)) + message for message in messages]
+            self.transport.write(b"".join(frames))
 
     def send_message(self, data: bytes) -> None:
         """Send a message as text, or as binary data if it is not UTF-8."""
@@ -212,3 +239,7 @@ class CompressedWebSocket(WebSocket):
         if self.is_open:
             self._protocol.send_text(data)
             self.flush()
+
+    def send_texts(self, messages: Sequence[bytes]) -> None:
+        for message in messages:
+            self.send_text(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from time import monotonic
 from typing import Any, NamedTuple
@@ -12,47 +12,71 @@ from typing import Any, NamedTuple
 from starlette.types import ASGIApp, Message, Scope
 
 from handler.core.errors import ServingError
-from handler.core.framing import KEEP_ALIVE, dumps, loads
+from handler.core.framing import KEEP_ALIVE, dumps, is_json, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
 from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
 
 _EVENT = b"data:"  # what comes before the JSON of a server-sent event
+_PLAIN_EVENT = b"data: "  # the same as this server writes it
 _EVENT_END, _LINE_END = b"\n\n", b"\n"
+_OBJECT = _PLAIN_EVENT + b"{"
+_NEWLINE = _LINE_END[0]
+_DONE = b"[DONE]"
 _RETRY_HEADERS = (b"retry-after", b"retry-after-ms")
 
 log = logging.getLogger("handler.websocket")
 
 
-def events_in(data: bytes) -> Iterator[bytes]:
+def event_in(data: bytes) -> bytes:
+    """Return the JSON object of a server-sent event that is one line, or b"" for other data."""
+    end = len(data) - 2
+    if data.find(_LINE_END) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
+        return data[6:end]
+    return b""
+
+
+def events_in(data: bytes) -> list[bytes]:
     """Return the JSON of each server-sent event in whole events, without comments and the final [DONE]."""
-    for event in data.split(_EVENT_END):
-        start = event.find(_EVENT)
-        if start >= 0 and (value := event[start + len(_EVENT) :].strip()) != b"[DONE]":
-            yield value
+    if data[:6] == _PLAIN_EVENT and data[-2:] == _EVENT_END:
+        events = data[6:-2].split(_EVENT_END + _PLAIN_EVENT)
+        if data.count(_LINE_END) == 2 * len(events):  # each is one line
+            return events if events[-1] != _DONE else events[:-1]
+    values = [event[event.find(_EVENT) + len(_EVENT) :].strip() for event in data.split(_EVENT_END) if _EVENT in event]
+    return [value for value in values if value != _DONE]
 
 
-def lines_in(data: bytes) -> Iterator[bytes]:
+def line_in(data: bytes) -> bytes:
+    """Return the JSON object of a line, or b"" for other data."""
+    end = len(data) - 1
+    if data.find(_LINE_END) == end and data[:1] == b"{":
+        return data[:end]
+    return b""
+
+
+def lines_in(data: bytes) -> list[bytes]:
     """Return the JSON of each line in whole lines."""
-    return filter(None, data.split(_LINE_END))
+    return [line for line in data.split(_LINE_END) if line]
 
 
 class Splitter(NamedTuple):
     """How the events of a stream are separated.
 
     Attributes:
+        event: returns the JSON object of data that is exactly one event in its usual form, or b"" for other data.
         events: returns the JSON of each event in whole events.
         end: what each event ends with.
     """
 
-    events: Callable[[bytes], Iterator[bytes]]
+    event: Callable[[bytes], bytes]
+    events: Callable[[bytes], list[bytes]]
     end: bytes
 
 
 _SPLITTERS = {
-    "text/event-stream": Splitter(events_in, _EVENT_END),
-    "application/jsonlines": Splitter(lines_in, _LINE_END),
+    "text/event-stream": Splitter(event_in, events_in, _EVENT_END),
+    "application/jsonlines": Splitter(line_in, lines_in, _LINE_END),
 }
 """Maps the content types of streams to their splitters."""
 
@@ -104,18 +128,27 @@ class EventSender:
 
     def event(self, event: bytes) -> None:
         """Send the JSON of an event, or of a whole response."""
-        if self._before and event.startswith(b"{") and event != b"{}":
-            event = self._before + event[1:]
-        elif self._before:
-            event = b'%b"response":%b}' % (self._before, event)
-        self._socket.send_text(event)
+        self._socket.send_text(self._with_lane(event) if self._before else event)
+
+    def events(self, events: Sequence[bytes]) -> None:
+        """Send the JSON of events that came together."""
+        for event in events:
+            self.event(event)
+
+    def _with_lane(self, event: bytes) -> bytes:
+        """Add the name of the lane to JSON, which custom code may have indented."""
+        if event.startswith(b"{") and event[1:].lstrip().startswith(b'"'):
+            return self._before + event[1:]
+        return b'%b"response":%b}' % (self._before, event)
 
     def text(self, text: bytes) -> None:
         """Send a whole response that is not JSON. It may be no text, which is sent as a binary message."""
-        if self._before:
-            self.event(dumps(text.decode(errors="replace")))
-        else:
+        if not self._before:
             self._socket.send_message(text)
+        elif is_json(text.decode(errors="replace")):  # custom code may set no content type
+            self.event(text.strip())
+        else:
+            self.event(dumps(text.decode(errors="replace")))
 
     def error(self, event: dict[str, Any]) -> None:
         """Send the error that is the whole response."""
@@ -134,6 +167,16 @@ class EventSender:
         """Show the client that a silent response is still being generated. Pings show this by default."""
 
 
+class PlainEventSender(EventSender):
+    """Sends events as they are."""
+
+    def events(self, events: Sequence[bytes]) -> None:
+        if self._before:
+            events = [self._with_lane(event) for event in events]
+        if events:
+            self._socket.send_texts(events)
+
+
 class MessageExchange:
     """The exchange of a request that is a message of a WebSocket (see `Exchange`).
 
@@ -147,6 +190,7 @@ class MessageExchange:
 
     def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
         self._socket = socket
+        self._flow = socket.flow
         self._body: bytes | None = body
         self._output = output
         self._event = asyncio.Event()
@@ -199,8 +243,8 @@ class MessageExchange:
             self._output.error(error_event(500, b"Internal Server Error", {}))
 
     async def send(self, message: Message) -> None:
-        if self._socket.flow.write_paused and not self.is_over:
-            await self._socket.flow.drain()
+        if self._flow.write_paused and not self.is_over:
+            await self._flow.drain()
         if self.is_over:
             return
         if self.phase == WAITING:
@@ -227,8 +271,7 @@ class MessageExchange:
         status = self._start["status"]
         whole = b"".join(self._parts)
         if self._splitter is not None:
-            for event in self._splitter.events(whole):  # the last one has no end
-                self._output.event(event)
+            self._output.events(self._splitter.events(whole))  # the last one has no end
         elif status >= HTTPStatus.BAD_REQUEST:
             self._output.error(error_event(status, whole, self._headers()))
         elif self._content_type() == "application/json":
@@ -247,8 +290,7 @@ class MessageExchange:
         end = self._splitter.end
         if self._parts or not data.endswith(end):
             data = self._whole_events(data, end)
-        for event in self._splitter.events(data):
-            self._output.event(event)
+        self._output.events(self._splitter.events(data))
 
     def _whole_events(self, data: bytes, end: bytes) -> bytes:
         """Return the events that are complete with `data`. Custom code may cut its stream anywhere."""
@@ -272,18 +314,24 @@ class MessageExchange:
 
     def resume(self) -> None:
         can_write = self.phase == STARTED and self._splitter is not None
-        self.is_paused = not can_write or self._socket.flow.write_paused
+        self.is_paused = not can_write or self._flow.write_paused
 
     async def wait(self, seconds: float | None = None) -> None:
         await wait_for_event(self._event, seconds)
 
     async def read(self) -> None:
         """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
-        if self._socket.flow.write_paused:
-            await self._socket.flow.drain()
+        if self._flow.write_paused:
+            await self._flow.drain()
 
     def write_chunk(self, data: bytes) -> bool:
-        if self.is_paused or self._splitter is None or self._socket.flow.write_paused:
+        splitter = self._splitter
+        if self.is_paused or splitter is None or self._flow.write_paused:
             return False
-        self._send_events(data)
+        self.written_at = monotonic()
+        event = b"" if self._parts else splitter.event(data)
+        if event:  # the hot path, once per token
+            self._output.event(event)
+        else:
+            self._send_events(data)
         return True

@@ -107,6 +107,7 @@ class Lanes:
                 async with self._running:
                     if lane.waiting:  # the connection may have been closed
                         await self._do(lane, lane.waiting.popleft())
+                await asyncio.sleep(0)  # other connections have their turn
         finally:
             lane.running = None
             self._on_idle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 from websockets.frames import CloseCode, Frame, Opcode
@@ -93,6 +94,7 @@ class MessageParser:
         self._memory = Share(memory)
         self._held = bytearray()  # bytes that wait for a turn
         self._parts = _Parts()
+        self._messages = deque[bytes]()  # messages that wait for a turn
 
     def count_in(self, memory: Quota) -> None:
         """Count messages in another quota from now on."""
@@ -104,38 +106,58 @@ class MessageParser:
 
     def add(self, data: bytes) -> None:
         """Add received bytes. The connection is not read while too many of them wait for a turn."""
+        is_waiting = bool(self._held or self._messages)
         self._held += data
         if len(self._held) > _MAX_HELD:
             self._consumer.flow.pause_reading("held")
-        if len(self._held) == len(data):
+        if not is_waiting:
             self._turns.soon(self._loop, self._advance, quick=len(data) <= _PIECE)
 
     def close(self) -> None:
         """Release what the input holds. Bytes are no longer parsed."""
         self._held.clear()
+        self._messages.clear()
         self._parts.clear()
         self._memory.close()
         self._consumer.flow.resume_reading("held")
 
     def _advance(self) -> bool:
-        """Parse the next received bytes. Return whether there were any."""
+        """Parse the next received bytes unless messages wait, and pass one message on.
+
+        A message may begin a request, so each takes a turn of its own. Return whether there was something to do.
+        """
+        if not (self._held or self._messages):
+            return False
+        if not self._messages:
+            self._parse()
+        if self._messages:
+            message = self._messages.popleft()
+            if not self._messages:
+                self._count_held()  # the receiver counts the message now
+            self._consumer.on_message(message)
+        if self._held or self._messages:
+            self._turns.soon(self._loop, self._advance, later=True)
+        return True
+
+    def _parse(self) -> None:
+        """Parse the next received bytes."""
         piece = bytes(self._held[:_PIECE])
         del self._held[:_PIECE]
-        if not piece:
-            return False
         self._turns.note_bytes(self._loop, len(piece))
         if self._count(BODY_MEMORY * len(piece)):
             self._protocol.receive_data(piece)
             for frame in self._protocol.events_received():
                 if isinstance(frame, Frame):
                     self._receive(frame)
-            self._memory.set(BODY_MEMORY * (self._parts.size + len(self._protocol.reader.buffer)))
+            self._count_held()
         self._consumer.flush()
         if len(self._held) <= _MAX_HELD:
             self._consumer.flow.resume_reading("held")
-        if self._held:
-            self._turns.soon(self._loop, self._advance, later=True)
-        return True
+
+    def _count_held(self) -> None:
+        """Count the memory of messages, and of what has been received of the next one."""
+        size = self._parts.size + len(self._protocol.reader.buffer) + sum(map(len, self._messages))
+        self._memory.set(BODY_MEMORY * size)
 
     def _count(self, size: int) -> bool:
         """Count memory for received bytes, before they are parsed. Fail the connection if too much memory is used."""
@@ -164,10 +186,9 @@ class MessageParser:
         if not frame.fin:
             return
         message = self._parts.take()
-        self._memory.set(0)  # the receiver counts it now
         if self._parts.is_text and not is_utf8(message):
             return self._protocol.fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
-        self._consumer.on_message(message)
+        self._messages.append(message)
 
     def _count_inflated(self, size: int) -> bool:
         """Count a frame that may have been compressed. Return whether there is enough memory for it."""

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping
 
 from handler.core.framing import dumps_decoded
-from handler.http.sockets.exchange import EventSender
+from handler.http.sockets.exchange import PlainEventSender
 from handler.http.sockets.lanes import lane_name
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import ReaderFactory, SocketSession
+from handler.http.sockets.session import ReaderFactory, SocketSession, object_in
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
 """Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
@@ -38,14 +38,19 @@ class RouteReader:
     async def read(self, message: bytes) -> None:
         name, body = "", message
         if _LANE in message:
-            value = await self._session.decode(message)
-            name = lane_name(value)
-            body = dumps_decoded(value) if name else message
-        output = EventSender(self._session.socket, name)
+            name, body = await self._session.call(len(message), functools.partial(_lane_of, message))
+        output = PlainEventSender(self._session.socket, name)
         self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
 
     def expire(self) -> None:
         """Do nothing, because the close frame says why the connection is closed."""
+
+
+def _lane_of(message: bytes) -> tuple[str, bytes]:
+    """Return the name of a message's lane, or "", and the message without it."""
+    value = object_in(message)
+    name = lane_name(value)
+    return name, dumps_decoded(value) if name else message
 
 
 class FirstReader:

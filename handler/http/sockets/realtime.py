@@ -19,7 +19,7 @@ from handler.core.values import Task, new_digits
 from handler.http.sockets.conversation import ConversationItem, RealtimeConversation, read_item
 from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import REQUEST_SETTINGS, EventError, object_in, read_settings
-from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcriber, audio_settings
+from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcriber, audio_settings, check_model
 from handler.http.sockets.turn import ConversationTurn, TextTurn
 
 RESPONSES = "/v1/responses"
@@ -60,7 +60,10 @@ class RealtimeReader:
         self._send("session.created", id=self._id, created=int(time.time()), session=self._description())
 
     async def read(self, message: bytes) -> None:
-        event = await self._session.decode(message)
+        try:
+            event = await self._session.decode(message)
+        except ServingError as error:
+            return self._fail(error)
         kind, id = event.get("type"), event.get("event_id")
         if _is_flat(event):
             self._session.reader = FlatTranscription(self._session)
@@ -102,8 +105,8 @@ class RealtimeReader:
         kind = "realtime" if self._transcription is None else "transcription"
         audio = {} if self._transcription is None else {"audio": {"input": self._transcription.settings}}
         text = self._settings if self._transcription is None else {}
-        model = self._session.model.config.name
-        return {"type": kind, "object": "realtime.session", "id": self._id, "model": model, **text, **audio}
+        model = self._settings.get("model") or self._session.model.context.own_name
+        return {"type": kind, "object": "realtime.session", "id": self._id, **text, "model": model, **audio}
 
     # -- events of the client ------------------------------------------------------------------------------------
 
@@ -112,7 +115,7 @@ class RealtimeReader:
         if new.get("type") == "transcription":
             self._transcribe(new, size)
         else:
-            _check_model(self._session, new, "session.")
+            check_model(self._session, new.get("model"), "session.model")
             settings = await self._session.call(size, functools.partial(read_settings, new, "session."))
             settings = {**self._settings, **settings}
             self._memory.set(len(dumps(settings)))
@@ -125,7 +128,9 @@ class RealtimeReader:
         if self._conversation.items and self._transcription is None:
             raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
         earlier = self._transcription or Transcriber()
+        check_model(self._session, new.get("model"), "session.model")
         settings = audio_settings(new, earlier)
+        check_model(self._session, settings.fields.get("model"), "session.audio.input.transcription.model")
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
             raise EventError(f"{at}: the buffer has audio of another format; commit or clear it", "invalid_value", at)
@@ -268,11 +273,6 @@ def _audio_item() -> ConversationItem:
             "status": "completed",
         }
     )
-
-
-def _check_model(session: SocketSession, fields: Mapping[str, Any], prefix: str) -> None:
-    if (model := fields.get("model")) is not None and model not in session.model.config.model_name:
-        raise EventError(f"{prefix}model={model!r:.100}: not served here", "model_not_found", f"{prefix}model")
 
 
 def _request_body(settings: Mapping[str, Any], items: Sequence[ConversationItem], metadata: object) -> bytes:

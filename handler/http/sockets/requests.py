@@ -14,7 +14,7 @@ from handler.http.sockets.exchange import EventSender, MessageExchange
 from handler.serving.quota import Quota, Share
 
 _OF_HANDSHAKE = re.compile(r"upgrade|connection|content-.*|transfer-encoding|expect|sec-websocket-.*")
-_JSON = "application/json"
+JSON = "application/json"
 
 
 class SocketMemory:
@@ -65,7 +65,7 @@ class SocketRequests:
         self._exchanges = set[MessageExchange]()
         self._num_requests = 0
 
-    async def respond(self, path: str, body: bytes, output: EventSender) -> None:
+    async def respond(self, path: str, body: bytes, output: EventSender, content_type: str) -> None:
         """Send a request to the route with a path, and the events of its response to an output."""
         exchange = MessageExchange(self._socket, body, output)
         output.connect(exchange)
@@ -74,8 +74,7 @@ class SocketRequests:
         self._num_requests += 1
         id = f"{self._scope['request_id']}-{self._num_requests}"
         try:
-            headers_by_name = self._scope["headers_by_name"].copy()
-            scope = {**self._scope, "path": path, "request_id": id, "headers_by_name": headers_by_name}
+            scope = {**_with_type(self._scope, content_type), "path": path, "request_id": id}
             await exchange.run(self._app, scope)
         finally:
             self._exchanges.discard(exchange)
@@ -100,6 +99,15 @@ def request_scope(scope: Scope, adapter: str | None) -> Scope:
         **scope,
         "method": "POST",
         "query_string": urlencode({"adapter": adapter}).encode() if adapter else b"",
-        "headers": [*headers, (b"content-type", _JSON.encode())],
-        "headers_by_name": {**by_name, "content-type": _JSON},
+        "headers": headers,
+        "headers_by_name": by_name,
+    }
+
+
+def _with_type(scope: Scope, content_type: str) -> Scope:
+    """Return the scope of a request whose body has a content type."""
+    return {
+        **scope,
+        "headers": [*scope["headers"], (b"content-type", content_type.encode())],
+        "headers_by_name": {**scope["headers_by_name"], "content-type": content_type},
     }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
-from handler.core.framing import dumps, dumps_decoded, loads, raw
+from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.base import Socket
-from handler.http.sockets.exchange import EventSender, refusal_event
+from handler.http.sockets.exchange import EventSender, PlainEventSender, refusal_event
 from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
 from handler.http.sockets.session import SocketSession
 from handler.serving.quota import Share
@@ -136,7 +136,7 @@ class ResponsesReader:
             forgotten.memory.close()
 
 
-class _Stream(EventSender):
+class _Stream(PlainEventSender):
     """The events of a response.
 
     Args:
@@ -153,16 +153,22 @@ class _Stream(EventSender):
         self.response: Mapping[str, Any] | None = None
 
     def event(self, event: bytes) -> None:
-        if event.startswith(_STATES):
-            value = loads(event)
-            if self._previous is not None:
-                value["response"][_PREVIOUS] = self._previous
-                event = dumps(value)
-            if event.startswith(_ENDS):
-                self.response = value["response"]
-            else:
-                self._in_progress = event
-        super().event(event)
+        super().event(self._noted(event) if event.startswith(_STATES) else event)
+
+    def events(self, events: Sequence[bytes]) -> None:
+        super().events([self._noted(event) if event.startswith(_STATES) else event for event in events])
+
+    def _noted(self, event: bytes) -> bytes:
+        """Keep the state of the response, and return the event with the id of the previous response."""
+        value = loads(event)
+        if self._previous is not None:
+            value["response"][_PREVIOUS] = self._previous
+            event = dumps(value)
+        if event.startswith(_ENDS):
+            self.response = value["response"]
+        else:
+            self._in_progress = event
+        return event
 
     def error(self, event: dict[str, Any]) -> None:
         error = event.get("error")
@@ -217,9 +223,11 @@ def _prepared(event: Mapping[str, Any], history: bytes, *, continues: bool) -> t
         del body[_PREVIOUS]
     new = _items_of(body.get("input"))
     items = history + (new or b"")
-    if new is not None and (history or not generates):
-        body["input"] = raw(b"[%b]" % items.removesuffix(b","))
-    return items, dumps_decoded(body)
+    if new is None or (generates and not history):
+        return items, dumps_decoded(body)
+    body.pop("input", None)
+    others = dumps_decoded(body)  # they are never empty, and may have integers of more than 64 bits
+    return items, b'{"input":[%b],%b' % (items.removesuffix(b","), others[1:])
 
 
 def _events_without_output(response: Mapping[str, Any], limit: object) -> Iterator[dict[str, Any]]:

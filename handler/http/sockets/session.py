@@ -16,7 +16,7 @@ from handler.core.framing import dumps
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import EventSender, refusal_event
 from handler.http.sockets.lanes import Lanes, LaneWork
-from handler.http.sockets.requests import SocketMemory, SocketRequests
+from handler.http.sockets.requests import JSON, SocketMemory, SocketRequests
 from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
@@ -150,6 +150,7 @@ class SocketSession:
                 while self._messages:
                     await self._read(*self._messages.popleft())
                     self._close_if_idle()
+                    await asyncio.sleep(0)  # other connections have their turn
             running = self._lanes.running
             if running:
                 await asyncio.wait(running)
@@ -182,7 +183,7 @@ class SocketSession:
         Raises:
             InvalidPayload: the message is not a JSON object.
         """
-        return await self.call(len(message), functools.partial(_object_in, message))
+        return await self.call(len(message), functools.partial(object_in, message))
 
     async def call(self, size: int, use: Callable[[], T]) -> T:
         """Call a function that processes `size` bytes, on a thread if they are many."""
@@ -216,13 +217,13 @@ class SocketSession:
         self._lanes.check(lane)
         self._lanes.add(lane, LaneWork(do, self.hold(size)))
 
-    async def respond(self, path: str, body: bytes, output: EventSender) -> None:
+    async def respond(self, path: str, body: bytes, output: EventSender, content_type: str = JSON) -> None:
         """Send a request to the route with a path, and the events of its response to an output.
 
         Nothing is sent if the connection is closed.
         """
         if not self.closed.is_set():
-            await self._requests.respond(path, body, output)
+            await self._requests.respond(path, body, output, content_type)
 
     def _close_if_idle(self) -> None:
         """Close the connection if the server is stopping, and each message has got its response."""
@@ -240,7 +241,7 @@ def refuse(socket: Socket, error: ServingError) -> None:
         socket.send_text(dumps(refusal_event(error)))
 
 
-def _object_in(message: bytes) -> dict[str, Any]:
+def object_in(message: bytes) -> dict[str, Any]:
     value = decode(message, unique_keys=False)
     if not isinstance(value, dict):
         raise InvalidPayload("the message must be a JSON object")

@@ -23,7 +23,9 @@ class EventError(InvalidPayload):
         self.param = param
 
 
-REQUEST_SETTINGS = ("instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning")
+REQUEST_SETTINGS = (
+    "model", "instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning",
+)  # fmt: skip
 """The fields of a session and of `response.create` that are passed on to /v1/responses."""
 
 
@@ -55,7 +57,7 @@ def read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
                 raise EventError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
         elif name == "audio":
             _check_no_audio(value, at)
-        elif name not in ("model", "input", "conversation", "metadata", "id", "object"):
+        elif name not in ("input", "conversation", "metadata", "id", "object"):
             raise EventError(f"{at}: is not supported", "unknown_parameter", at)
     limit = settings.get("max_output_tokens", "inf")
     if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 1 << 63):

@@ -7,20 +7,23 @@ import binascii
 import functools
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import dumps, dumps_decoded, loads
+from handler.core.framing import dumps, loads
+from handler.core.values import new_secret
 from handler.http.sockets.exchange import EventSender
 from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import EventError
 from handler.http.sockets.turn import Send
+from handler.protocols.kernel.context import NO_REQUEST
+from handler.protocols.openai.request import read_model
 from handler.serving.quota import Share
 
 PATH = "/v1/audio/transcriptions"
 MAX_SECONDS = 600.0  # maximum length of the audio in a buffer
 
-_RATES = (16000, 24000)
+_RATES = (16000, 24000, 48000)
 _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 """Maps formats to their number in a WAV file, and to their bits per sample."""
 
@@ -64,8 +67,36 @@ class Transcriber:
 
     async def transcribe(self, session: SocketSession, audio: bytes, output: EventSender) -> None:
         """Transcribe audio, and send the events of its transcript to an output."""
-        file = base64.b64encode(self.file(audio)).decode()
-        await session.respond(PATH, dumps_decoded({**self.fields, "file": file, "stream": True}), output)
+        form = _form({**self.fields, "stream": "true"}, self.file(audio))
+        await session.respond(PATH, form.body, output, form.content_type)
+
+
+class Form(NamedTuple):
+    """A form with a file. Unlike a string in JSON, the file may have any length."""
+
+    content_type: str
+    body: bytes
+
+
+def _form(fields: Mapping[str, str], file: bytes) -> Form:
+    boundary = new_secret()
+    begin = f"--{boundary}\r\nContent-Disposition: form-data; name="
+    parts = [f'{begin}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
+    head = "".join([*parts, f'{begin}"file"; filename="audio.wav"\r\n\r\n'])
+    body = b"%b%b\r\n--%b--\r\n" % (head.encode(), file, boundary.encode())
+    return Form(f"multipart/form-data; boundary={boundary}", body)
+
+
+def check_model(session: SocketSession, name: object, param: str | None = None) -> None:
+    """Check a model name as a request for a route does.
+
+    Raises:
+        EventError: neither the model nor an adapter has this name.
+    """
+    try:
+        read_model({"model": name}, session.model.context, NO_REQUEST)
+    except ServingError as error:
+        raise EventError(error.message, "model_not_found", param) from None
 
 
 def audio_settings(session: Mapping[str, Any], earlier: Transcriber) -> Transcriber:
@@ -240,11 +271,10 @@ class FlatTranscription:
         model = event.get("model")
         if not isinstance(model, str):
             raise EventError("session.update needs a model", "invalid_event")
-        if model not in self._session.model.config.model_name:
-            raise EventError(f"The model `{model:.100}` does not exist.", "model_not_found")
+        check_model(self._session, model)
         if event.get("include"):
             raise EventError("include: is not supported", "invalid_event")
-        fields = {name: event[name] for name in ("language", "prompt") if event.get(name) is not None}
+        fields = {name: event[name] for name in ("model", "language", "prompt") if event.get(name) is not None}
         for name, value in fields.items():
             if not isinstance(value, str):
                 raise EventError(f"{name}: must be a string", "invalid_event")

@@ -39,6 +39,7 @@ class TextTurn(EventSender):
         self._metadata = metadata
         self._hidden = set[int]()  # output indices of the items that are not sent, such as reasoning
         self._items: list[dict[str, Any]] = []
+        self._calls: dict[int, dict[str, str]] = {}  # by output index, what each event of a function call repeats
         self.id = f"resp_{new_digits()}"
         self.is_over = False
 
@@ -77,6 +78,10 @@ class TextTurn(EventSender):
         if kind.startswith("output_item"):
             return self._item(kind, event)
         fields = {name: value for name, value in event.items() if name not in _OF_RESPONSES}
+        if "output_index" in event:
+            fields["output_index"] = self._index(event)
+        if kind.startswith("function_call_arguments"):
+            fields.update(self._calls[event["output_index"]])
         if "part" in event:
             fields["part"] = {"type": "text", "text": event["part"]["text"]}
         self._send(event["type"], response_id=self.id, **fields)
@@ -85,7 +90,15 @@ class TextTurn(EventSender):
         if event["item"]["type"] == "reasoning":
             self._hidden.add(event["output_index"])
             return
-        self._send_item(kind, event["output_index"] - len(self._hidden), _output_item(event["item"]))
+        item = _output_item(event["item"])
+        if item["type"] == "function_call":
+            self._calls[event["output_index"]] = {"call_id": item["call_id"], "name": item["name"]}
+        self._send_item(kind, self._index(event), item)
+
+    def _index(self, event: Mapping[str, Any]) -> int:
+        """Return the index of an event's item among the items that are sent."""
+        index: int = event["output_index"]
+        return index - sum(hidden < index for hidden in self._hidden)
 
     def _send_item(self, kind: str, index: int, item: dict[str, Any]) -> None:
         self._send(f"response.{kind}", response_id=self.id, output_index=index, item=item)

@@ -112,7 +112,7 @@ async def error(server: Server) -> None:
 
 @_rule(
     "bidirectional.ping",
-    "A pong arrives within 2 s while a response is generated.",
+    "A ping gets its pong within 2 s while a response is generated.",
     sources.BIDIRECTIONAL,
 )
 async def ping(server: Server) -> None:

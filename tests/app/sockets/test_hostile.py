@@ -120,6 +120,24 @@ def test_a_wide_integer_comes_back_as_it_was_sent(echo_server: LiveServer) -> No
         assert until(client, "conversation.item.done")[-1]["item"]["n"] == int(WIDE)
 
 
+def test_a_wide_integer_that_would_be_repeated_is_refused_also_in_a_continuation(echo_server: LiveServer) -> None:
+    wide = {"type": "function", "name": "f", "parameters": {"maximum": int(WIDE)}}
+    widest = {"type": "function", "name": "f", "parameters": {"maximum": (1 << 64) - 1}}
+    request = {"type": "response.create", "store": False, "input": "x", "max_output_tokens": 1}
+    with open_socket(echo_server, RESPONSES) as client:
+        previous: dict[str, str] = {}
+        for _ in range(2):
+            send(client, {**request, **previous, "tools": [widest]})
+            events = until(client, "response.incomplete", "error")
+            assert [event["response"]["tools"][0]["parameters"] for event in events if "response" in event] == [
+                widest["parameters"]
+            ] * 3
+            previous = {"previous_response_id": events[-1]["response"]["id"]}
+        send(client, {**request, **previous, "tools": [wide]})
+        refused = receive(client)
+        assert (refused["status"], refused["error"]["param"]) == (400, "tools")
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 

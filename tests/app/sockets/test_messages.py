@@ -297,6 +297,30 @@ def test_a_stopping_server_finishes_responses_and_closes_idle_connections() -> N
         assert server.wait(30) == 0
 
 
+def test_a_stopping_server_refuses_messages_that_wait_in_a_lane() -> None:
+    with serve("--engine", "echo") as server:
+        with open_socket(server, INVOKE) as client:
+            send(client, {"inputs": "y", "parameters": {"max_new_tokens": 4000}, "stream": True, "stream_id": "a"})
+            receive(client)
+            send(client, {"inputs": "y", "parameters": {"max_new_tokens": 1}, "stream_id": "a"})
+            send(client, {"inputs": "z", "parameters": {"max_new_tokens": 1}})
+            assert "stream_id" not in until_default(client)  # so the message before it waits in its lane
+            server.send_signal(signal.SIGTERM)
+            events = [json.loads(message) for message in client]
+            assert (events[-1]["status"], events[-1]["stream_id"]) == (503, "a")
+            assert int(events[-1]["headers"]["retry-after"]) > 0
+            assert {event["stream_id"] for event in events} == {"a"}
+            assert client.close_code == 1001
+        assert server.wait(30) == 0
+
+
+def until_default(client: Any) -> Any:
+    """The next event of the default lane."""
+    while "stream_id" in (event := receive(client)):
+        pass
+    return event
+
+
 def test_a_browsers_key_is_read_from_its_subprotocols(locked_server: LiveServer) -> None:
     for key, admitted in (("secret-key-2", True), ("secret-key-3", False)):
         offered: Any = ["realtime", f"openai-insecure-api-key.{key}", "openai-organization.x"]

@@ -144,6 +144,31 @@ def test_a_refused_response_fails_and_leaves_the_session_open(echo_server: LiveS
         assert until(client, "response.done")[-1]["response"]["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("message", ["{", "[]", "null"])
+def test_a_message_that_is_no_object_gets_an_error_of_the_session(echo_server: LiveServer, message: str) -> None:
+    with open_socket(echo_server, PATH) as client:
+        receive(client)
+        client.send(message)
+        event = receive(client)
+        assert (event["type"], event["event_id"]) == ("error", "event_2")
+        assert (event["error"]["type"], event["error"]["event_id"]) == ("invalid_request_error", None)
+        send(client, say("x"))
+        assert receive(client)["type"] == "conversation.item.added"
+
+
+def test_reasoning_is_not_shown_and_does_not_count() -> None:
+    with (
+        serve("--engine", "echo", "-o", "option.reasoning_parser=qwen3") as server,
+        open_socket(server, PATH) as client,
+    ):
+        send(client, say("<think>Hm</think> Yes"), {"type": "response.create", "response": {"max_output_tokens": 32}})
+        events = until(client, "response.done")
+    done = events[-1]["response"]
+    assert [item["type"] for item in done["output"]] == ["message"]
+    assert {event["output_index"] for event in events if "output_index" in event} == {0}
+    assert {event["item_id"] for event in events if "item_id" in event} == {done["output"][0]["id"]}
+
+
 # -- transcription -----------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +176,10 @@ def test_a_refused_response_fails_and_leaves_the_session_open(echo_server: LiveS
 def hearing_server() -> Iterator[LiveServer]:
     with serve("--engine", "echo", "-o", "option.task=automatic-speech-recognition") as server:
         yield server
+
+
+DELTA = "conversation.item.input_audio_transcription.delta"
+FAILED = "conversation.item.input_audio_transcription.failed"
 
 
 def audio(seconds: float, rate: int, size: int = 2) -> str:
@@ -162,6 +191,7 @@ def audio(seconds: float, rate: int, size: int = 2) -> str:
     [
         (None, 24000, 2),
         ({"type": "audio/pcm", "rate": 16000}, 16000, 2),
+        ({"type": "audio/pcm", "rate": 48000}, 48000, 2),
         ({"type": "audio/pcmu"}, 8000, 1),
         ({"type": "audio/pcma"}, 8000, 1),
     ],
@@ -186,6 +216,46 @@ def test_committed_audio_is_transcribed(hearing_server: LiveServer, format: Any,
     ]  # fmt: skip
     assert events[-1]["type"].endswith("completed"), events[-1]
     assert {event["item_id"] for event in events if "item_id" in event} == {events[0]["item_id"]}
+
+
+def test_minutes_of_audio_are_transcribed(hearing_server: LiveServer) -> None:
+    """In JSON, so much audio would be too long a string."""
+    append = {"type": "input_audio_buffer.append", "audio": audio(50, 24000)}
+    with open_socket(hearing_server, f"{PATH}?intent=transcription") as client:
+        send(client, *[append] * 3, {"type": "input_audio_buffer.commit"})
+        assert until(client, DELTA, FAILED)[-1]["type"] == DELTA
+
+
+@pytest.mark.parametrize("name", ["mine", "model", "no"])
+def test_a_model_has_the_names_that_it_has_in_requests(name: str) -> None:
+    """Those in `option.served_model_name`, and its own."""
+    names = ("-o", "option.served_model_name=mine", "-o", "option.task=automatic-speech-recognition")
+    word = {"transcription": {"model": name}}
+    updates = [
+        {"type": "session.update", "session": {"type": "realtime", "model": name}},
+        {"type": "session.update", "session": {"type": "transcription", "audio": {"input": word}}},
+        {"type": "session.update", "model": name},
+    ]
+    with serve("--engine", "echo", *names) as server:
+        status = server.post({"file": "", "model": name}, "/v1/audio/transcriptions").status_code
+        with open_socket(server, PATH) as client:
+            receive(client)
+            send(client, *updates, {"type": "nothing"})
+            events = [receive(client) for _ in range(3)]
+    kinds = [event["type"] for event in events]
+    assert (kinds == ["error"] * 3) == (status == 404) == (name == "no")
+    assert "session.updated" in kinds or events[0]["error"]["param"] == "session.model"
+
+
+def test_the_prompt_of_a_transcription_may_be_any_text(hearing_server: LiveServer) -> None:
+    """Such as the text that begins another part of a form."""
+    prompt = '\r\n--\r\nContent-Disposition: form-data; name="language"\r\n\r\nxx'
+    settings = {"transcription": {"language": "en", "prompt": prompt}}
+    update = {"type": "session.update", "session": {"type": "transcription", "audio": {"input": settings}}}
+    append = {"type": "input_audio_buffer.append", "audio": audio(1, 24000)}
+    with open_socket(hearing_server, f"{PATH}?intent=transcription") as client:
+        send(client, update, append, {"type": "input_audio_buffer.commit"})
+        assert until(client, DELTA, FAILED)[-1]["type"] == DELTA
 
 
 def test_vllms_client_is_answered_in_its_own_words(hearing_server: LiveServer) -> None:

@@ -89,6 +89,26 @@ def test_messages_are_refused_until_the_model_is_loaded(path: str) -> None:
     story(tell)
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/transcriptions"])
+def test_a_path_of_another_task_gets_the_error_of_its_route(path: str) -> None:
+    async def tell() -> None:
+        starting = Starting()
+        async with connected(starting) as client:
+            assert (await opened(client, path)).startswith("HTTP/1.1 101 ")
+            model = await echo_service()
+            starting.app.open(model, App(model, sockets=starting.sockets))
+            await settle()
+            client.writer.write(frame(1, b'{"input": "red"}'))
+            event = await event_of(client)
+            assert (event["type"], event["status"]) == ("error", 404)
+            client.writer.close()
+            while starting.sockets.num_open:
+                await asyncio.sleep(0.001)
+            model.close()
+
+    story(tell)
+
+
 @pytest.mark.parametrize(
     ("starting", "headers", "status"),
     [

@@ -23,6 +23,7 @@ from tests.clients import toolchains
 from tests.clients.agents.scripted import ASKING, Model, call, said_by, scripted
 from tests.clients.driver import Driver, python_client, skipped_without
 from tests.deploy.local.servers import emulated
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.clients
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.clients
 
 AGENTS = {
     "strands": ("strands", "drive_strands", "async", ("chat", "responses", "anthropic", "sagemaker")),
-    "openai-agents": ("agents", "drive_openai_agents", "async", ("responses", "chat")),
+    "openai-agents": ("agents", "drive_openai_agents", "async", ("responses", "socket", "chat")),
     "smolagents": ("agents", "drive_smolagents", "sync", ("calls",)),
 }
 CASES = [(name, provider) for name, (*_, providers) in AGENTS.items() for provider in providers]
@@ -165,6 +166,27 @@ def test_a_long_conversation(agent: Agent, model: Model) -> None:
     assert turns_in(last) == turns
     assert [f"2 °C in C{number}" in text for number in range(8)] == [True] * 8
     prompts_begin_alike(model, f"What is the weather in {turns[0]}?", agent.answers, agent.says("So."))
+
+
+def test_openai_agents_keep_one_socket(model: Model) -> None:
+    """Three calls of tools in each of two turns are requests of one connection, and the last of all is a word."""
+
+    def answer(prompt: str) -> str:
+        results, turns = said_by("tool", prompt), len(said_by("user", prompt))
+        return "Done." if len(results) == 3 * turns else call("weather", city=f"C{len(results)}")
+
+    def requests() -> list[tuple[str, str]]:
+        return re.findall(r" id=(\S+)-(\d+) outcome=ok", model.front.log.removeprefix(before))
+
+    model.says(answer)
+    driver, before = python_client("agents", "drive_openai_agents", "async"), model.front.log
+    agent = Agent("openai-agents", "socket", driver, model.url)
+    assert agent.answers(QUESTION, "And in Rome?") == "Done."
+    wait_for(lambda: len(requests()) == 8, 20, "not all requests are in the log")
+    assert len({connection for connection, _ in requests()}) == 1
+    numbers = [int(number) for _, number in requests()]
+    assert numbers == [*range(numbers[0], numbers[0] + 8)]
+    assert len(model.prompts) == 8
 
 
 def prompts_begin_alike(model: Model, task: str, session: Callable[[str], object], last: str = "So.") -> None:

@@ -1,21 +1,38 @@
-// A connection of openai's client to Responses. The prompt `responses` opens it; without it, the call before's is used.
+// A connection of openai's client to Responses or Realtime. The prompt `responses` or `realtime` opens it; without it,
+// the call before's is used. Realtime is always encrypted; the certificate is not checked.
 // Options: `calls` (pairs of a type of event and its fields), `until` (types of events), `times` (how many end the call).
 import OpenAI from "openai";
+import { OpenAIRealtimeWS } from "openai/realtime/ws";
 import { ResponsesWS } from "openai/resources/responses/ws";
+import { on, once } from "node:events";
 import { main } from "./common.mjs";
 
 let connection;
 let received;
 
-function open(url) {
+function open(url, resource) {
   connection?.close();
-  connection = new ResponsesWS(new OpenAI({ baseURL: `${url}/v1`, apiKey: "none" }));
-  received = connection.stream();
+  const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none" });
+  if (resource === "responses") {
+    connection = new ResponsesWS(client);
+    received = connection.stream();
+  } else {
+    connection = new OpenAIRealtimeWS({ model: "model", options: { rejectUnauthorized: false } }, client);
+    received = eventsOf(connection);
+  }
+}
+
+async function* eventsOf(realtime) {
+  realtime.on("error", () => {}); // else an error event ends the process
+  const opened = once(realtime.socket, "open");
+  const messages = on(realtime.socket, "message", { close: ["close"] });
+  await opened;
+  for await (const [data] of messages) yield { message: JSON.parse(data) };
 }
 
 main({
   async generate(url, prompt, { calls = [], until = [], times = 1 }) {
-    if (prompt) open(url);
+    if (prompt) open(url, prompt);
     for (const [type, fields] of calls) connection.send({ type, ...fields });
     const events = [];
     let left = until.length ? times : 0;

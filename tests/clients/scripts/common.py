@@ -10,10 +10,11 @@ import contextlib
 import io
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, Protocol
 
-_LOOP = asyncio.new_event_loop()  # one for all calls: some libraries keep connections for the next
+_LOOP = asyncio.new_event_loop()  # one for all calls, whose connections are also kept alive between two calls
 _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # some libraries write to stdout of their own
 
 
@@ -30,6 +31,7 @@ class Library(Protocol):
 
 
 def main(library: Library) -> None:
+    threading.Thread(target=_LOOP.run_forever, daemon=True).start()
     for line in sys.stdin:
         print(json.dumps(_outcome(library, json.loads(line))), file=_ANSWERS, flush=True)
 
@@ -40,7 +42,7 @@ def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
         if job["how"] == "run":
             found["answer"] = _printed(job["prompt"])
         elif job["asynchronous"]:
-            _LOOP.run_until_complete(_call_async(library, job, found))
+            asyncio.run_coroutine_threadsafe(_call_async(library, job, found), _LOOP).result()
         else:
             _call(library, job, found)
     except Exception as error:  # which one it is, is what the test wants to know

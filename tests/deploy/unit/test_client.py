@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.client import ModelFailed as RetryModelFailed
-from deploy.client import NoCapacity, NotStarted, Patience, Throttled
+from deploy.client import NoCapacity, NotSent, NotStarted, Patience, Predictor, Throttled
 from deploy.client.errors import ModelFailed, RequestFailed, StreamBroken
 from deploy.client.runtime import Runtime, with_retries
-from deploy.client.streaming import Event, Finish, Raw, ResponseEvents, Token
-from tests.deploy.aws.client.double import Wire, golden, golden_streams
+from deploy.client.streaming import Event, Finish, Raw, ResponseEnd, ResponseEvents, Token
+from tests.deploy.aws.client.double import GOLDEN, Wire, golden, golden_streams
 from tests.examples.programs import ROOT
 from tests.one_test import in_one_test
 
@@ -159,6 +159,35 @@ def test_byte_by_byte_is_the_same(name: str) -> None:
         _same(
             read(content_type, [wire.body]), read(content_type, [wire.body[i : i + 1] for i in range(len(wire.body))])
         )
+
+
+@in_one_test("name", [name for name in golden_streams() if not name.startswith("triton/")])
+def test_the_last_message_of_a_bidirectional_stream_is_recognized(name: str) -> None:
+    """Each line or event is a message there, and nothing follows the last one."""
+    request = (GOLDEN / f"{name}.txt").read_text().partition("\n")[0].removeprefix("> ")
+    end = ResponseEnd(json.dumps({**json.loads(request), "stream": True}).encode())
+    lines = [line.removeprefix(b"data:").strip() for line in golden(name).body.split(b"\n")]
+    ends = [end.is_last(line) for line in lines if line.startswith(b"{")]
+    assert ends == [False] * (len(ends) - 1) + [True], name
+
+
+@pytest.mark.parametrize("body", [b'{"inputs": "a"}', b'{"inputs": "a", "stream": false}', b"[]", b"no JSON"])
+def test_a_response_that_is_not_a_stream_is_one_message(body: bytes) -> None:
+    assert ResponseEnd(body).is_last(b'{"generated_text": "a"}')
+
+
+def test_a_client_without_aws_s_sdk_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aws_sdk_sagemaker_runtime_http2", None)
+    with pytest.raises(NotSent, match="aws_sdk_sagemaker_runtime_http2 is not installed") as raised:
+        Predictor("local", "us-east-1", bidirectional=True)
+    advice = "Python 3.12" if sys.version_info < (3, 12) else "lmi-handler[bidirectional-client]"
+    assert advice in raised.value.advice
+
+
+@pytest.mark.parametrize("more", [{"component": "a"}, {"adapter": "a"}, {"routing_target": "a"}])
+def test_bidirectional_streams_have_no_component(more: dict[str, str]) -> None:
+    with pytest.raises(NotSent, match="bidirectional cannot be combined with component"):
+        Predictor("local", "us-east-1", bidirectional=True, **more)  # type: ignore[arg-type]
 
 
 OTHERS = {

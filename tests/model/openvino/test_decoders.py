@@ -79,24 +79,33 @@ AT_EACH_CHANGE = ("llama", "ministral", "qwen2, yarn", "qwen3", "gemma 3")
 """One of each family; the others vary its options."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in AT_EACH_CHANGE)) for name in CASES]
-)
-def test_tokens_and_log_probabilities_are_those_of_transformers(tmp_path: Path, tokenizer: Any, name: str) -> None:
-    """Windows are shorter than the prompt, which is computed in three parts, in company of its own beginning."""
-    directory = write_checkpoint(tmp_path / "model", name, num_files=2 if name == "llama" else 1)
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The name of a checkpoint, and the engine that its tests share: what is slow is to convert and to load it."""
+    name = request.param
+    directory = write_checkpoint(tmp_path_factory.mktemp("model"), name, num_files=2 if name == "llama" else 1)
     tokenizer.save_pretrained(directory)
-    engine = load(directory, config(max_num_batched_tokens=16))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LMI_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return name, load(directory, config(max_num_batched_tokens=16))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in AT_EACH_CHANGE)) for name in CASES],
+    indirect=True,
+)
+def test_tokens_and_log_probabilities_are_those_of_transformers(family: tuple[str, Any]) -> None:
+    """Windows are shorter than the prompt, which is computed in three parts, in company of its own beginning."""
+    name, engine = family
     found = answers(engine, [prompt(name), prompt(name)[:5]])
     check(found[0], name)
     assert len(found[1][0]) == NUM_TOKENS
 
 
-@pytest.mark.parametrize("name", AT_EACH_CHANGE)
-def test_labels_in_a_batch_of_32_have_the_numbers_of_transformers(tmp_path: Path, tokenizer: Any, name: str) -> None:
-    directory = write_checkpoint(tmp_path / "model", name)
-    tokenizer.save_pretrained(directory)
-    engine = load(directory, config(max_num_batched_tokens=16))
+@pytest.mark.parametrize("family", AT_EACH_CHANGE, indirect=True)
+def test_labels_in_a_batch_of_32_have_the_numbers_of_transformers(family: tuple[str, Any]) -> None:
+    name, engine = family
     text = Text([*prompt(name), *WANTED[name]["ids"]], WANTED[name]["logprobs"], len(prompt(name)))
     scored, greedy = SAMPLING._replace(prompt_top_logprobs=3), SAMPLING._replace(prompt_logprobs=False)
     check_batch(engine, lambda: [engine.step()], [text], greedy, scored, greedy._replace(do_sample=True, seed=7))

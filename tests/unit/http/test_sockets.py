@@ -124,9 +124,9 @@ def test_a_request_that_has_ended_no_longer_shares_the_buffer() -> None:
         client = Client()
         socket = await AsgiHandshake({}, client.messages.get, client.send).accept(SocketLimits(100, 60.0))
         socket.serve(client, QUOTA)
-        requests = SocketRequests(app, {"request_id": "id", "headers_by_name": {}}, socket)
+        requests = SocketRequests(app, {"request_id": "id", "headers": [], "headers_by_name": {}}, socket)
         for _ in range(2):
-            await requests.respond("/x", b"", EventSender(socket))
+            await requests.respond("/x", b"", EventSender(socket), "application/json")
             assert socket.num_running == 0
         socket.abort()
 

@@ -1,4 +1,4 @@
-"""A WebSocket's time: pings, a client that is silent, the end of its life; and the memory that it holds."""
+"""A WebSocket's time: pings, a client that is silent, the end of its life; the memory that it holds, and its frames."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+from websockets.client import ClientProtocol
 from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.uri import parse_uri
 
 from handler.http.protocol import LINGER_SECONDS, LoopTurns
 from handler.http.sockets.base import FIRST_SECONDS, SocketLimits
 from handler.http.sockets.connection import PING_SECONDS, WebSocket
+from handler.http.sockets.exchange import MessageExchange, PlainEventSender
 from handler.http.sockets.handshake import Handshake
 from handler.serving.quota import BODY_MEMORY, Quota
+from tests.app.sockets.client import frame
 from tests.unit.http.connection import Clock, settle
 
 PONG, CLOSE, PING = 0x8A, 0x88, 0x89
@@ -271,5 +278,94 @@ def test_a_client_that_goes_on_after_the_close_frame_is_cut_off() -> None:
             opened.clock.advance(LINGER_SECONDS / 2)
             await opened.receive(9, b"")
         assert opened.transport.ended == "aborted"
+
+    story(tell)
+
+
+def read_by_the_library(data: bytes) -> list[str]:
+    """The text messages that a client of the library reads."""
+    client = ClientProtocol(parse_uri("ws://localhost"), state=State.OPEN, max_size=None)
+    client.receive_data(data)
+    frames = [frame for frame in client.events_received() if isinstance(frame, Frame)]
+    assert all(frame.opcode is Opcode.TEXT and frame.fin for frame in frames)
+    return [bytes(frame.data).decode() for frame in frames]
+
+
+def test_messages_of_each_size_are_frames() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        texts = ["x" * size for size in (0, 1, 125, 126, 1023, 1024, 65535, 65536, 70000)]
+        for text in texts:
+            opened.socket.send_text(text.encode())
+        opened.socket.send_texts([text.encode() for text in texts])
+        opened.socket.send_texts([text.encode() for text in texts[:5]])
+        assert read_by_the_library(opened.transport.written) == [*texts, *texts, *texts[:5]]
+
+    story(tell)
+
+
+def test_each_message_takes_a_turn_of_its_own() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(frame(1, b"{}") * 100)
+        assert opened.receiver.heard == [b"{}"]
+        for count in range(2, 101):
+            await asyncio.sleep(0)
+            assert opened.receiver.heard == [b"{}"] * count
+        assert opened.memory.taken == 0
+
+    story(tell)
+
+
+STREAMS: dict[str, tuple[str, bytes, list[str]]] = {
+    "events": (
+        "text/event-stream; charset=utf-8",
+        b'data: {"a": 1}\n\ndata: {"b": "}\\n"}\n\ndata: [3]\n\ndata: [DONE]\n\n',
+        ['{"a": 1}', '{"b": "}\\n"}', "[3]"],
+    ),
+    "one event": ("text/event-stream", b'data: {"a": 1}\n\n', ['{"a": 1}']),
+    "only the end": ("text/event-stream", b"data: [DONE]\n\n", []),
+    "named events": (
+        "text/event-stream",
+        b': hello\n\nevent: a\ndata: {"a": 1}\n\ndata:{"b": 2}\nid: 7\n\ndata: {"c": 3} \n\n',
+        ['{"a": 1}', '{"b": 2}\nid: 7', '{"c": 3}'],
+    ),
+    "line ends of Windows": (
+        "text/event-stream",
+        b'data: {"a": 1}\r\n\r\ndata: {"b": 2}\r\n\r\n',
+        ['{"a": 1}', '{"b": 2}'],
+    ),
+    "no last end": ("text/event-stream", b'data: {"a": 1}\n\ndata: {"b": 2}', ['{"a": 1}', '{"b": 2}']),
+    "lines": ("application/jsonlines", b'{"a": 1}\n\n[2]\n{"b": 3}', ['{"a": 1}', "[2]", '{"b": 3}']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000])
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_is_the_same_messages_however_it_is_cut(kind: str, size: int) -> None:
+    content_type, data, messages = STREAMS[kind]
+
+    async def tell() -> None:
+        opened = Opened()
+        exchange = MessageExchange(opened.socket, b"", PlainEventSender(opened.socket))
+        headers = [(b"content-type", content_type.encode())]
+        await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+        exchange.resume()
+        for start in range(0, len(data), size):
+            assert exchange.write_chunk(data[start : start + size])
+        await exchange.send({"type": "http.response.body", "body": b""})
+        assert read_by_the_library(opened.transport.written) == messages
+
+    story(tell)
+
+
+def test_messages_of_a_lost_connection_are_dropped() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(frame(1, b"{}") * 100)
+        opened.transport.abort()
+        await settle()
+        assert opened.receiver.heard == [b"{}", "forgotten", "close"]
+        assert opened.memory.taken == 0
 
     story(tell)

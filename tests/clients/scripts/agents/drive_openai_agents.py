@@ -1,15 +1,18 @@
 """Runs openai-agents' Runner with the tool `weather`, on OpenAI's responses and chats.
 
-Options: `provider` (responses or chat), `more` (what the user says next, after each answer).
+Options: `provider` (responses, chat, or socket for responses over a WebSocket), `more` (what the user says next, after
+each answer).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
-from agents import Agent, Runner, function_tool, set_tracing_disabled
+from agents import Agent, Model, Runner, function_tool, set_tracing_disabled
 from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
+from agents.models.openai_provider import OpenAIProvider
 from agents.models.openai_responses import OpenAIResponsesModel
 from common import main
 from openai import AsyncOpenAI
@@ -33,9 +36,21 @@ class OpenAIAgents:
 
 
 def _agent(url: str, options: dict[str, Any]) -> Agent:
-    kind = OpenAIResponsesModel if options["provider"] == "responses" else OpenAIChatCompletionsModel
-    model = kind("model", AsyncOpenAI(base_url=f"{url}/v1", api_key="none"))
+    model = _model(f"{url}/v1", options["provider"])
     return Agent(name="Forecaster", instructions="Answer briefly.", model=model, tools=[function_tool(weather)])
+
+
+def _model(url: str, provider: str) -> Model:
+    if provider == "socket":
+        return _provider(url).get_model("model")
+    kind = OpenAIResponsesModel if provider == "responses" else OpenAIChatCompletionsModel
+    return kind("model", AsyncOpenAI(base_url=url, api_key="none"))
+
+
+@functools.cache
+def _provider(url: str) -> OpenAIProvider:
+    """One for all runs, which share its connection. It has no way back to HTTP."""
+    return OpenAIProvider(base_url=url, api_key="none", use_responses_websocket=True)
 
 
 main(OpenAIAgents())
