@@ -57,12 +57,12 @@ class FirstReader:
     """Reads the first message of SageMaker's WebSocket, which decides what all messages mean.
 
     Args:
-        intent: value of `intent` in the query string.
+        query: query string of the WebSocket.
     """
 
-    def __init__(self, session: SocketSession, intent: str = "") -> None:
+    def __init__(self, session: SocketSession, query: Mapping[str, str]) -> None:
         self._session = session
-        self._intent = intent
+        self._query = query
 
     def begin(self) -> None:
         """Do nothing, because the client speaks first."""
@@ -71,7 +71,7 @@ class FirstReader:
         kind = None
         if b'"type"' in message:
             kind = (await self._session.decode(message)).get("type")
-        reader = _reader_of(kind, self._intent)(self._session)
+        reader = _reader_of(kind, self._query)(self._session)
         self._session.reader = reader
         reader.begin()
         await reader.read(message)
@@ -80,10 +80,10 @@ class FirstReader:
         """Do nothing, because the client has not sent anything."""
 
 
-def _reader_of(kind: object, intent: str) -> ReaderFactory:
+def _reader_of(kind: object, query: Mapping[str, str]) -> ReaderFactory:
     """Return what makes the reader for clients whose first message has a type."""
     if isinstance(kind, str) and kind.startswith(_REALTIME):
-        return functools.partial(RealtimeReader, intent=intent)
+        return functools.partial(RealtimeReader, query=query)
     if isinstance(kind, str) and kind.startswith("response."):
         return ResponsesReader
     return functools.partial(RouteReader, path="/invocations")
@@ -91,11 +91,10 @@ def _reader_of(kind: object, intent: str) -> ReaderFactory:
 
 def reader_at(path: str, query: Mapping[str, str]) -> ReaderFactory:
     """Return what makes the reader of the messages that clients send to a path."""
-    intent = query.get("intent", "")
     if path == INVOKE_SOCKET:
-        return functools.partial(FirstReader, intent=intent)
+        return functools.partial(FirstReader, query=query)
     if path == REALTIME:
-        return functools.partial(RealtimeReader, intent=intent)
+        return functools.partial(RealtimeReader, query=query)
     if path == "/v1/responses":
         return ResponsesReader
     return functools.partial(RouteReader, path=path)

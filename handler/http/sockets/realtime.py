@@ -11,7 +11,10 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+from websockets.frames import CloseCode
 
 from handler.core.errors import ServingError
 from handler.core.framing import decoded_as_json, dumps, dumps_decoded, raw
@@ -39,11 +42,12 @@ class RealtimeReader:
     """Reads the events of realtime sessions (see `MessageReader`).
 
     Args:
-        intent: value of `intent` in the query string, with which clients choose the kind of session.
+        query: query string, in which clients may choose the model, and the kind of session by `intent`.
     """
 
-    def __init__(self, session: SocketSession, intent: str = "") -> None:
+    def __init__(self, session: SocketSession, query: Mapping[str, str] = MappingProxyType({})) -> None:
         self._session = session
+        self._model = query.get("model")
         self._id = f"sess_{new_digits()}"
         self._settings: dict[str, Any] = {"output_modalities": ["text"], "instructions": "", "tools": []}
         self._memory = session.hold(0)  # of the settings
@@ -52,11 +56,18 @@ class RealtimeReader:
         self._num_events = itertools.count(1)
         self._audio = AudioBuffer(session.hold(0))
         self._transcription: Transcriber | None = None
-        if intent == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
+        if query.get("intent") == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
             self._transcription = Transcriber()
 
     def begin(self) -> None:
-        """Send `session.created`, which clients of OpenAI and of vLLM both read."""
+        """Send `session.created`, which clients of OpenAI and of vLLM both read, or refuse the model in the query."""
+        try:
+            check_model(self._session, self._model, "model")
+        except EventError as error:
+            self._fail(error)
+            return self._session.socket.close(CloseCode.POLICY_VIOLATION, "the model is not served here")
+        if self._model is not None:
+            self._settings["model"] = self._model
         self._send("session.created", id=self._id, created=int(time.time()), session=self._description())
 
     async def read(self, message: bytes) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from tests.app.server import serve
 from tests.app.sockets.client import open_socket, receive, send, until
@@ -330,3 +331,17 @@ def test_audio_that_cannot_be_used_is_refused(hearing_server: LiveServer, event:
         receive(client)
         send(client, event)
         assert receive(client)["error"]["code"] == code
+
+
+def test_the_model_in_the_query_is_that_of_the_session(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, f"{PATH}?model=model") as client:
+        assert receive(client)["session"]["model"] == "model"
+        send(client, {"type": "session.update", "session": {"type": "realtime", "instructions": "Be brief."}})
+        assert receive(client)["session"]["model"] == "model"
+    with open_socket(echo_server, f"{PATH}?model=gpt-realtime") as client:
+        error = receive(client)["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(30)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
