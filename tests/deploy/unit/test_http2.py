@@ -90,9 +90,12 @@ def serving(loop: Loop, app: App) -> Iterator[str]:
         connect = functools.partial(Http2Connection, app, app.connections)
         return await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
 
+    async def stop() -> None:  # on the thread of the loop, which may be closing a connection
+        server.close()
+
     server = loop.run(start())
     yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    loop.run(stop())
 
 
 @pytest.fixture
