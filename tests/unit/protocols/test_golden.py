@@ -278,7 +278,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
 
 def test_every_golden_file_has_its_case() -> None:
     files = {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.glob("*/*.txt")}
-    left = sorted(files - set(CASES))
+    left = sorted(file for file in files - set(CASES) if not file.startswith("sockets/"))  # of whole sessions
     assert not left, f"delete from tests/golden/, or add to CASES: {', '.join(left)}"
 
 
