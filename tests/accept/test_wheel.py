@@ -20,7 +20,7 @@ from tests.servers import http, serve
 
 ROOT = Path(__file__).parents[2]
 OWN = {
-    *("backports", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
+    *("backports", "cryptography", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
     *("starlette", "uvicorn", "httptools", "uvloop", "websockets"),
 }
 NEEDED = (  # by the wheel without extras, and by what that needs; some on some versions of Python only

@@ -84,8 +84,8 @@ def speaking(*answers: str) -> Iterator[tuple[AppServer, Script]]:
             yield server, script
 
 
-RAG, AGENT, BATCH, LOAD_TEST, ROUTER = (
-    APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test", "router")
+RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE = (
+    APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test", "router", "transcribe")
 )
 PAGES = [ROOT / "docs" / "agents.md", ROOT / "docs" / "embeddings.md"]
 NOBODY = "http://127.0.0.1:9"
@@ -117,13 +117,13 @@ def slow() -> Iterator[AppServer]:
 
 
 def test_every_program_is_tested_and_short() -> None:
-    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST, ROUTER, *FRAMEWORKS])
+    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE, *FRAMEWORKS])
     assert all(len(path.read_text().splitlines()) <= 40 for path in FRAMEWORKS)
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 120} == {}
 
 
-@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST, ROUTER], ids=lambda path: path.stem)
+@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE], ids=lambda path: path.stem)
 def test_help_is_the_programs_own_description(program: Path) -> None:
     description = load(program).__doc__
     assert description is not None
@@ -522,16 +522,16 @@ def test_a_file_is_transcribed_as_over_http(tmp_path: Path, rate: int) -> None:
     with serve("--engine", "echo", *options("option.task=automatic-speech-recognition")) as server:
         form = {"file": ("speech.wav", content)}
         expected = http.post(f"{server.url}/v1/audio/transcriptions", files=form, data={"model": "model"}).json()
-        text = run(APPLICATIONS / "transcribe.py", tmp_path / "speech.wav", LMI_URL=server.url)
+        text = run(TRANSCRIBE, tmp_path / "speech.wav", LMI_URL=server.url)
     assert text == expected["text"] + "\n"
     assert text.strip()
 
 
 def test_transcribe_refuses_other_files_and_models(tmp_path: Path) -> None:
     write_wav(tmp_path / "8bit.wav", 16000, 1)
-    done = finished(APPLICATIONS / "transcribe.py", tmp_path / "8bit.wav")
+    done = finished(TRANSCRIBE, tmp_path / "8bit.wav")
     assert (done.returncode, "one channel of 16-bit samples" in done.stderr) == (1, True)
     write_wav(tmp_path / "speech.wav", 16000)
     with serve("--engine", "echo") as server:
-        done = finished(APPLICATIONS / "transcribe.py", tmp_path / "speech.wav", LMI_URL=server.url)
+        done = finished(TRANSCRIBE, tmp_path / "speech.wav", LMI_URL=server.url)
     assert (done.returncode, "the server refused" in done.stderr) == (1, True)

@@ -512,11 +512,11 @@ MODES = {
 def test_a_server_with_websockets_off_fails_their_rules_and_says_why(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     with serve("--engine", "echo", *options("option.websockets_max=0")) as server:
-        assert main(["conform", server.url, "--profile", "websockets", "--output", str(file)]) == 1
+        assert main(["conform", server.url, "--profile", "websockets", "--timeout", "60", "--output", str(file)]) == 1
     results = json.loads(file.read_text())["results"]
     assert [result["rule"] for result in results if result["result"] == "passed"] == ["upgrade.refused"]
     others = [result for result in results if result["rule"] != "upgrade.refused"]
-    assert {result["result"] for result in others} == {"failed"}
+    assert [result for result in others if result["result"] != "failed"] == []
     assert all("option.websockets_max=0" in result["got"] for result in others)
 
 
