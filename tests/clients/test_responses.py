@@ -116,10 +116,15 @@ def test_refusals_for_responses(
     assert words in outcome.message
 
 
-def test_what_is_not_served_is_said(responses: Driver, root: str) -> None:
-    outcome = responses.call("generate", root, QUESTION, compacted=True)
-    assert (outcome.error or "").split(".")[-1] == "NotFoundError"
-    assert "/v1/responses/compact is not served here: the server does not summarize input" in outcome.message
+def test_a_compacted_conversation(responses: Driver, root: str) -> None:
+    found = responses.generate(root, QUESTION, compacted=True)
+    message, item = found["output"]
+    assert (found["object"], message["role"], message["content"][0]["text"]) == (
+        "response.compaction",
+        "user",
+        QUESTION,
+    )
+    assert (item["type"], bool(item["encrypted_content"])) == ("compaction", True)
 
 
 def test_stored_responses(responses: Driver, storing_server: LiveServer) -> None:

@@ -11,10 +11,10 @@ import io
 import json
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
 from typing import Any, Protocol
 
-_LOOP = asyncio.new_event_loop()  # one for all calls, whose connections are also kept alive between two calls
+_LOOP = asyncio.new_event_loop()  # one for all calls: some libraries keep connections for the next
 _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # some libraries write to stdout of their own
 
 
@@ -30,8 +30,15 @@ class Library(Protocol):
     def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]: ...
 
 
-def main(library: Library) -> None:
-    threading.Thread(target=_LOOP.run_forever, daemon=True).start()
+def main(library: Library, *, keeps_connections: bool = False) -> None:
+    """Make calls until there are no more.
+
+    Args:
+        keeps_connections: whether the loop also runs between two calls, so that pings get pongs. It then runs on a
+            thread, where libraries cannot handle signals.
+    """
+    if keeps_connections:
+        threading.Thread(target=_LOOP.run_forever, daemon=True).start()
     for line in sys.stdin:
         print(json.dumps(_outcome(library, json.loads(line))), file=_ANSWERS, flush=True)
 
@@ -42,13 +49,20 @@ def _outcome(library: Library, job: dict[str, Any]) -> dict[str, Any]:
         if job["how"] == "run":
             found["answer"] = _printed(job["prompt"])
         elif job["asynchronous"]:
-            asyncio.run_coroutine_threadsafe(_call_async(library, job, found), _LOOP).result()
+            _run(_call_async(library, job, found))
         else:
             _call(library, job, found)
     except Exception as error:  # which one it is, is what the test wants to know
         kind = type(error)
         found |= {"error": f"{kind.__module__}.{kind.__name__}", "message": str(error)}
     return found
+
+
+def _run(call: Coroutine[Any, Any, None]) -> None:
+    if _LOOP.is_running():
+        asyncio.run_coroutine_threadsafe(call, _LOOP).result()
+    else:
+        _LOOP.run_until_complete(call)
 
 
 def _printed(code: str) -> str:

@@ -73,4 +73,4 @@ def _client(url: str) -> dict[str, Any]:
     return {"base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 100}
 
 
-main(Sockets())
+main(Sockets(), keeps_connections=True)

@@ -10,6 +10,9 @@ from openai import AsyncOpenAI, NotFoundError, OpenAI
 from openai._models import validate_type
 from openai.types.responses import InputTokenCountResponse, Response, ResponseStreamEvent
 
+_LENIENT: dict[str, Any] = {"_extra_kwargs": {"_strict_response_validation": False}}
+"""For compacted conversations, whose messages of the user are not of the types that the client names."""
+
 
 class Responses:
     def generate(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
@@ -19,7 +22,11 @@ class Responses:
             if options.pop("counted", False):
                 return client.responses.input_tokens.count(model="model", input=prompt, **options).model_dump()
             if options.pop("compacted", False):
-                return client.responses.compact(model="model", input=prompt, **options).model_dump()
+                return (
+                    client.with_options(**_LENIENT)
+                    .responses.compact(model="model", input=prompt, **options)
+                    .model_dump()
+                )
             if options.pop("stored", False):
                 return _stored(client, _asked(prompt, options))
             if options.pop("gathered", False):
@@ -40,7 +47,8 @@ class Responses:
                 counted = await client.responses.input_tokens.count(model="model", input=prompt, **options)
                 return counted.model_dump()
             if options.pop("compacted", False):
-                return (await client.responses.compact(model="model", input=prompt, **options)).model_dump()
+                compacted = client.with_options(**_LENIENT).responses.compact(model="model", input=prompt, **options)
+                return (await compacted).model_dump()
             if options.pop("stored", False):
                 return await _stored_async(client, _asked(prompt, options))
             if options.pop("gathered", False):
