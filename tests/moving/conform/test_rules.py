@@ -511,7 +511,8 @@ MODES = {
 
 def test_a_server_with_websockets_off_fails_their_rules_and_says_why(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    with serve("--engine", "echo", *options("option.websockets_max=0")) as server:
+    slowly = options("option.websockets_max=0", "option.echo_tokens_per_second=1000")  # a response takes a while
+    with serve("--engine", "echo", *slowly) as server:
         assert main(["conform", server.url, "--profile", "websockets", "--timeout", "60", "--output", str(file)]) == 1
     results = json.loads(file.read_text())["results"]
     assert [result["rule"] for result in results if result["result"] == "passed"] == ["upgrade.refused"]
