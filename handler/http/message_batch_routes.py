@@ -30,10 +30,12 @@ from handler.protocols.anthropic.batches import (
     new_message_batch,
     read_message_page,
 )
+from handler.protocols.kernel import body
 from handler.protocols.openai.api import OpenAiBatch
 from handler.protocols.openai.batches import DAY, LIFETIME, NewFile
 from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore
 from handler.serving.compression import Inflater, content_encoding
+from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
 
 _PART = 1 << 18  # approximate number of bytes of results to send at once
@@ -128,7 +130,7 @@ class _Requests:
         self._file = file
         self._inflater = Inflater(encoding, self._limit) if encoding else None
         self._splitter = RequestSplitter(model.config.max_request_size, model.config.batches_max_lines)
-        self._reader = RequestReader(functools.partial(_decode_large, model))
+        self._reader = RequestReader(functools.partial(_decode_request, model))
         self.num_held = 0
 
     @property
@@ -155,8 +157,10 @@ class _Requests:
         return self._splitter.end()
 
 
-def _decode_large(model: ServedModel, request: bytes) -> Any:
-    """Decode a large request in the queue for large request bodies. This blocks the calling thread."""
+def _decode_request(model: ServedModel, request: bytes) -> Any:
+    """Decode a request. A large one is decoded in the queue for large bodies, which blocks the calling thread."""
+    if len(request) < LARGE:
+        return body.decode(request)
     bodies = model.preprocessor.large_bodies
     decode = functools.partial(bodies.decode, request, plain=False, unique_keys=True)
     return bodies.submit(len(request), decode).result()[0]

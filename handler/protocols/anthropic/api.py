@@ -286,15 +286,19 @@ def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
         created: the time of creation, in seconds since 1970.
         max_tokens: the maximum number of tokens in a request, or None if it is not known yet.
     """
-    at = datetime.fromtimestamp(int(created), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "type": "model",
         "id": id,
         "display_name": id,
-        "created_at": at,
+        "created_at": rfc3339(created),
         "lifecycle": "active",
         "max_input_tokens": max_tokens,
     }
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a time, in whole seconds since 1970, as Anthropic writes times."""
+    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 LIFECYCLES = ("active", "deprecated", "retired")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from hashlib import blake2b
 from typing import Any, BinaryIO, Literal, NamedTuple, TypedDict
 
 from handler.core.errors import InvalidPayload, NotJson, TooLarge
 from handler.core.framing import dumps, dumps_decoded, loads
-from handler.protocols.anthropic.api import AnthropicError, AnthropicMessage, read_limit
+from handler.protocols.anthropic.api import AnthropicError, AnthropicMessage, read_limit, rfc3339
 from handler.protocols.kernel.body import decode, report_unknown
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.schema import Count
@@ -25,8 +24,7 @@ ENDPOINT = "/v1/messages"
 BATCHES = "/v1/messages/batches"
 
 _MAX_ID = 512  # maximum number of characters of a custom_id
-_LARGE = 1 << 20  # bytes of a request from which it is decoded in another process
-_MAX_SKELETON = 1 << 20  # maximum bytes of the body besides its requests, plus two bytes for each of them
+_MAX_SKELETON = 1 << 20  # maximum bytes of the body besides its requests
 
 
 class MessageBatchCounts(TypedDict):
@@ -204,7 +202,7 @@ _TEXT = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
 
 def _end_of_text(data: bytes, start: int) -> int:
-    """Return where the text of a string ends: before its quotation bracket, or where more data is needed."""
+    """Return where the text of a string ends: before its closing quote, or where more data is needed."""
     match = _TEXT.match(data, start)
     assert match is not None, "the pattern matches everywhere"
     return match.end()
@@ -214,11 +212,11 @@ class RequestReader:
     """Reads the requests of a batch, and returns them as lines of OpenAI's batch files.
 
     Args:
-        decode_large: decodes a large request.
+        decode_request: decodes the JSON object of a request, which may be large.
     """
 
-    def __init__(self, decode_large: Callable[[bytes], Any]) -> None:
-        self._decode_large = decode_large
+    def __init__(self, decode_request: Callable[[bytes], Any]) -> None:
+        self._decode = decode_request
         self._seen = set[bytes]()  # digests of the ids, because ids may be long
 
     @property
@@ -234,7 +232,7 @@ class RequestReader:
         """
         at = f"requests[{self.num_requests}]"
         try:
-            value = self._decode_large(request) if len(request) > _LARGE else decode(request)
+            value = self._decode(request)
         except NotJson as error:
             raise InvalidPayload(f"{at}: {error.message}") from None
         except TooLarge as error:
@@ -287,10 +285,10 @@ def message_batch(batch: OpenAiBatch, num_unsent: int) -> MessageBatch:
         "type": "message_batch",
         "processing_status": status,
         "request_counts": _counts(batch, num_unsent, has_ended=ended_at is not None),
-        "created_at": _time(batch["created_at"]),
-        "expires_at": _time(batch["expires_at"]),
-        "ended_at": None if ended_at is None else _time(ended_at),
-        "cancel_initiated_at": None if canceled_at is None else _time(canceled_at),
+        "created_at": rfc3339(batch["created_at"]),
+        "expires_at": rfc3339(batch["expires_at"]),
+        "ended_at": None if ended_at is None else rfc3339(ended_at),
+        "cancel_initiated_at": None if canceled_at is None else rfc3339(canceled_at),
         "archived_at": None,
         "results_url": None if ended_at is None else f"{BATCHES}/{id}/results",
     }
@@ -315,10 +313,6 @@ def _counts(batch: OpenAiBatch, num_unsent: int, *, has_ended: bool) -> MessageB
     kind: Literal["canceled", "expired", "errored"] = _UNSENT_TYPES.get(batch["status"], "errored")
     result[kind] += rest
     return result
-
-
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class MessagePage(NamedTuple):

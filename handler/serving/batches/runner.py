@@ -204,7 +204,8 @@ class BatchOutput:
         self.done.add(number)
         self.sizes[index] += len(text)
         self.counts[index] += 1
-        self.num_unsent += batches.is_unsent(text)
+        if index:  # the file for errors
+            self.num_unsent += batches.is_unsent(text)
 
     def write(self, number: int, text: bytes, *, failed: bool) -> None:
         """Write the response to an input line, unless the line already has a response.
