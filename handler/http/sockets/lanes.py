@@ -84,7 +84,7 @@ class Lanes:
         return [lane.running for lane in self._lanes.values() if lane.running is not None]
 
     def check(self, name: str) -> None:
-        """Raise TooManyLanes if there is no lane with a name, and no more can be added."""
+        """Raise TooManyLanes if no lane is called `name`, and the limit on lanes has been reached."""
         if name not in self._lanes and len(self._lanes) > MAX_LANES:
             raise TooManyLanes
 
@@ -101,7 +101,7 @@ class Lanes:
             lane.waiting.clear()
 
     async def _run(self, lane: _Lane) -> None:
-        """Do the work of a lane until none waits."""
+        """Run a lane's queued work until the queue is empty."""
         try:
             while lane.waiting:
                 async with self._running:

@@ -34,7 +34,7 @@ class Consumer(Protocol):
         """The client has sent a pong."""
 
     def flush(self) -> None:
-        """Received bytes have been parsed, so the protocol may have frames to send, or have closed the connection."""
+        """Called after bytes are parsed, when the protocol may have frames to send or have closed the connection."""
 
 
 class _Parts:

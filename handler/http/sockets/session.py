@@ -186,7 +186,7 @@ class SocketSession:
         return await self.call(len(message), functools.partial(object_in, message))
 
     async def call(self, size: int, use: Callable[[], T]) -> T:
-        """Call a function that processes `size` bytes, on a thread if they are many."""
+        """Call a function that processes `size` bytes. Large inputs are processed on a thread."""
         if size < PARSE_INLINE:
             return use()
         return await self.model.admission.run(size, use, self.owner)

@@ -89,9 +89,9 @@ class MessageResult(TypedDict):
 
 
 class RequestSplitter:
-    """Cuts the requests out of a body `{"requests": [{…}, …]}` while it arrives, so that it is never held whole.
+    """Extracts requests from a body `{"requests": [{…}, …]}` as it arrives, so the full body is never held in memory.
 
-    Objects on the third level of the body are cut out. In the rest of the body, a zero replaces each of them.
+    Each object at nesting depth three is extracted, and replaced with `0` in the remaining body.
 
     Args:
         limit: maximum size of a request, in bytes.

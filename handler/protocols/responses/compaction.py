@@ -102,7 +102,7 @@ def _text_of(events: Iterable[Event]) -> str:
 
 
 class CompactionStream(ResponseStream):
-    """A response that consists of a summary, as a stream. The summary is sent whole, at its end."""
+    """Streams a response that consists of a summary. The summary is sent in one piece at the end of the stream."""
 
     def __init__(self, settings: ResponseSettings, summaries: Summaries) -> None:
         super().__init__(settings)
