@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, python_client, skipped_without
-from tests.deploy.local.servers import local_process
+from tests.deploy.local.servers import LocalProcess, local_process
 from tests.environment import clean_environment
 from tests.examples.programs import EXAMPLES, ROOT
 from tests.servers import LiveServer, options, serve, wait_for
@@ -49,7 +49,7 @@ class Endpoint(NamedTuple):
     certificate: str
 
 
-def endpoint_of(local: LiveServer, container: LiveServer) -> Endpoint:
+def endpoint_of(local: LocalProcess, container: LiveServer) -> Endpoint:
     """The endpoint that `lmi deploy local` has made of a container."""
     wait_for(lambda: _READY.search(local.log), 0, "there is no port for bidirectional streams")
     ready = _READY.search(local.log)
