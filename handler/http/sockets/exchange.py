@@ -32,7 +32,7 @@ log = logging.getLogger("handler.websocket")
 def event_in(data: bytes) -> bytes:
     """Return the JSON object of a server-sent event that is one line, or b"" for other data."""
     end = len(data) - 2
-    if data.find(_LINE_END) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
+    if data.find(_NEWLINE) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
         return data[6:end]
     return b""
 
@@ -50,7 +50,7 @@ def events_in(data: bytes) -> list[bytes]:
 def line_in(data: bytes) -> bytes:
     """Return the JSON object of a line, or b"" for other data."""
     end = len(data) - 1
-    if data.find(_LINE_END) == end and data[:1] == b"{":
+    if data.find(_NEWLINE) == end and data[:1] == b"{":
         return data[:end]
     return b""
 
