@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
+from tests.servers import serve as serve_process
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
@@ -298,16 +298,205 @@ def test_a_response_in_a_conversation_is_not_continued_by_its_id(server: LiveSer
     assert "continue it by 'conversation'" in error(found)[1]
 
 
+# -- the turn of a response in its conversation ------------------------------------------------------------------------
+
+
+SLOW = ("--engine", "echo", "-o", "option.echo_tokens_per_second=20", "-o", "option.echo_cues=true")
+LOCKED = "Another process is currently operating on this conversation. Please retry in a few seconds."
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[LiveServer]:
+    with serve(*SLOW, "-o", "option.responses_store=memory") as server:
+        yield server
+
+
 @contextlib.contextmanager
-def answering(server: LiveServer, id: str) -> Iterator[Iterator[str]]:
-    """A stream in a conversation that has begun."""
-    body = {"input": "a b <hold> c", "conversation": id, "stream": True, "max_output_tokens": 2000}
+def answering(server: LiveServer, id: str, **more: Any) -> Iterator[Iterator[str]]:
+    """A stream in a conversation, which has begun and lasts for long."""
+    body = {"input": "one two", "conversation": id, "stream": True, "max_output_tokens": 4000, **more}
     with httpx.stream("POST", server.url + RESPONSES, json=body, headers=ANN, timeout=60) as response:
         lines = response.iter_lines()
+        assert response.status_code == 200, response.read()
         assert "response.created" in next(lines)
         yield lines
 
 
 def is_locked(server: LiveServer, id: str) -> bool:
-    found = ask(server, "b", conversation=id, max_output_tokens=1)
+    """Whether another response is refused. The request for one ends before it is appended."""
+    found = ask(server, [{"role": "user", "content": 7}], conversation=id)
+    assert found.status_code in (400, 409), found.text
     return found.status_code == 409
+
+
+def test_one_response_at_a_time(slow: LiveServer) -> None:
+    id, other = create(slow), create(slow)
+    with answering(slow, id):
+        for more in ({}, {"stream": True}, {"store": False}):
+            assert error(ask(slow, "b", conversation=id, **more)) == (409, LOCKED, None, "conversation_locked")
+        assert ask(slow, "b", conversation=other, max_output_tokens=1).status_code == 200
+        counted = slow.post({"input": "b", "conversation": id}, f"{RESPONSES}/input_tokens", headers=ANN)
+        assert counted.status_code == 200, "a count needs no turn"
+        assert add(slow, id, user("meanwhile")).status_code == 200
+    wait_for(lambda: not is_locked(slow, id), 10, "the turn of a client that has gone")
+    assert said(items(slow, id)) == ["meanwhile"]
+    assert ask(slow, "c", conversation=id, max_output_tokens=1).status_code == 200
+
+
+def test_what_is_added_meanwhile_stands_before_the_block_of_a_response(slow: LiveServer) -> None:
+    id = create(slow)
+    with answering(slow, id, max_output_tokens=30) as lines:
+        assert add(slow, id, user("meanwhile")).status_code == 200
+        answer = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
+    assert said(items(slow, id)) == ["meanwhile", "one two", text(answer["response"])]
+
+
+def test_a_conversation_that_is_deleted_while_it_answers(slow: LiveServer) -> None:
+    id = create(slow, user("zero"))
+    with answering(slow, id, max_output_tokens=30) as lines:
+        assert call(slow, "DELETE", f"/{id}").status_code == 200
+        last = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
+    assert (last["type"], last["response"]["conversation"]) == ("response.incomplete", {"id": id})
+    assert call(slow, "GET", f"/{id}").status_code == 404
+    assert error(ask(slow, "a", conversation=id))[0] == 404
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"input": [{"role": "user", "content": 7}]},
+        {"temperature": -1},
+        {"input": "<refuse>"},
+        {"input": "a <raise> b"},
+        {"input": "a <raise> b", "stream": True},
+        {"input": "a " * 100_000},
+        {"tools": [{"type": "file_search"}]},
+        {"input": [{"type": "item_reference", "id": "none"}]},
+        {"max_output_tokens": 1, "store": False},
+    ],
+    ids=["item", "parameter", "engine", "failure", "failed stream", "too long", "tool", "reference", "completed"],
+)
+def test_a_turn_ends_with_its_response(slow: LiveServer, more: dict[str, Any]) -> None:
+    id = create(slow, user("zero"))
+    ask(slow, more.pop("input", "a"), conversation=id, **more)
+    assert ask(slow, "b", conversation=id, max_output_tokens=1).status_code == 200, "the turn has ended"
+
+
+def test_a_turn_ends_with_its_engine() -> None:
+    with serve(*STORE, "-o", "option.echo_cues=true") as server:
+        id = create(server, user("zero"))
+        assert ask(server, "a <die> b", conversation=id).status_code >= 500
+        server.wait_ready()
+        assert ask(server, "b", conversation=id, max_output_tokens=1).status_code == 200
+        assert len(items(server, id)) == 3
+
+
+def test_clients_of_one_conversation_lose_nothing(server: LiveServer) -> None:
+    """Each of many repeats a request that gets 409: its block is whole, and in the conversation once."""
+    id = create(server)
+
+    def say(number: int) -> str:
+        while (found := ask(server, f"word{number}", conversation=id, max_output_tokens=4)).status_code == 409:
+            time.sleep(0.01)
+        assert found.status_code == 200, found.text
+        return text(found.json())
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = dict(zip([f"word{number}" for number in range(24)], pool.map(say, range(24)), strict=True))
+    found = said(items(server, id))
+    assert len(found) == 48
+    assert dict(zip(found[::2], found[1::2], strict=True)) == answers
+
+
+# -- several servers on one store --------------------------------------------------------------------------------------
+
+
+def test_servers_on_one_store_share_conversations_and_turns(tmp_path: Path) -> None:
+    store = ("-o", f"option.responses_store={tmp_path}")
+    with serve(*SLOW, *store) as one, serve("--engine", "echo", *store) as other:
+        id = create(one, user("zero"))
+        with answering(one, id, max_output_tokens=40) as lines:
+            assert error(ask(other, "b", conversation=id))[3] == "conversation_locked"
+            last = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
+        assert ask(other, "b", conversation=id, max_output_tokens=1).status_code == 200
+        found = said(items(other, id))
+        assert found[:4] == ["zero", "one two", text(last["response"]), "b"]
+        assert found == said(items(one, id))
+    with serve("--engine", "echo", *store) as again:
+        assert said(items(again, id)) == found, "a restart loses nothing"
+
+
+def test_a_turn_does_not_survive_its_process(tmp_path: Path) -> None:
+    store = ("-o", f"option.responses_store={tmp_path}")
+    with serve_process(*SLOW, *store) as one, serve("--engine", "echo", *store) as other:
+        id = create(one, user("zero"))
+        with answering(one, id), contextlib.suppress(httpx.HTTPError):
+            assert is_locked(other, id)
+            one.send_signal(signal.SIGKILL)
+            one.wait(10)
+            assert not is_locked(other, id)
+        assert said(items(other, id)) == ["zero"]
+        assert ask(other, "b", conversation=id, max_output_tokens=1).status_code == 200
+
+
+def test_a_turn_ends_with_its_server(tmp_path: Path) -> None:
+    store = ("-o", f"option.responses_store={tmp_path}")
+    with (
+        serve_process(*SLOW, *store, "-o", "option.drain_timeout=1") as one,
+        serve("--engine", "echo", *store) as other,
+    ):
+        id = create(one, user("zero"))
+        with answering(one, id), contextlib.suppress(httpx.HTTPError):
+            one.send_signal(signal.SIGTERM)
+            wait_for(lambda: not is_locked(other, id), 20, "the turn of a server that has been stopped")
+        assert said(items(other, id))[0] == "zero"
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_response_that_cannot_be_appended_fails(tmp_path: Path) -> None:
+    """What is said to be in the conversation is there: here, a response that finds no room."""
+    limits = ("-o", "option.responses_max_bytes=1048576", "-o", f"option.responses_store={tmp_path}")
+    with serve("--engine", "echo", *limits) as server:
+        id = create(server, user("a " * 250_000), user("b " * 250_000))
+        refused = ask(server, "c " * 30_000, conversation=id)
+        assert error(refused)[0] == 400
+        assert "at most 1048576 are stored (option.responses_max_bytes)" in error(refused)[1]
+        before = [item["id"] for item in items(server, id)]
+        full = add(server, id, user("d " * 30_000))
+        assert (full.status_code, "more than an API key may store" in error(full)[1]) == (503, True)
+        assert [item["id"] for item in items(server, id)] == before
+
+
+def test_the_least_recently_used_of_a_key_go_first() -> None:
+    with serve(*STORE, "-o", "option.responses_max=3") as server:
+        first, second = create(server), create(server)
+        response = ask(server, "a", max_output_tokens=1).json()["id"]
+        assert add(server, first, user("a")).status_code == 200
+        third = create(server)
+        assert call(server, "GET", f"/{second}").status_code == 404
+        for id in (first, third):
+            assert call(server, "GET", f"/{id}").status_code == 200
+        assert httpx.get(f"{server.url}{RESPONSES}/{response}", headers=ANN).status_code == 200
+        assert call(server, "POST", headers=BOB).status_code == 200
+        assert call(server, "GET", f"/{first}").status_code == 200
+
+
+def test_where_no_conversations_are_stored(echo_server: LiveServer) -> None:
+    for method, path in (("POST", ""), ("GET", "/conv_0"), ("GET", "/conv_0/items")):
+        status, message, _, _ = error(call(echo_server, method, path))
+        assert (status, message) == (404, "conversations are not stored on this server (option.responses_store)")
+    status, message, param, _ = error(ask(echo_server, "a", conversation="conv_0"))
+    assert (status, param) == (400, "conversation")
+    assert "conversations are not stored" in message
+
+
+@pytest.mark.parametrize("coding", ["gzip", ""])
+def test_large_items(server: LiveServer, coding: str) -> None:
+    body = json.dumps({"items": [user("word " * 300_000)]}).encode()
+    headers = {**ANN, "content-type": "application/json", **({"content-encoding": coding} if coding else {})}
+    made = call(server, "POST", content=gzip.compress(body) if coding else body, headers=headers)
+    assert made.status_code == 200, made.text
+    (item,) = items(server, made.json()["id"])
+    assert len(item["content"][0]["text"]) == 1_500_000
