@@ -93,6 +93,7 @@ class Turn:
 
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
+        self._has_ended = False
         self.number = 0
         """The number of the conversation, or 0 while the request has no turn."""
 
@@ -100,13 +101,16 @@ class Turn:
         """Lock a conversation.
 
         Raises:
-            ConversationLocked: another request has its turn.
+            ConversationLocked: another request has its turn, or this request has already ended.
             Unavailable: the file system does not support locks.
         """
+        if self._has_ended:
+            raise ConversationLocked
         self._locks.take(number)
         self.number = number
 
     def end(self) -> None:
+        self._has_ended = True
         number, self.number = self.number, 0
         if number:
             self._locks.release(number)
@@ -158,7 +162,8 @@ class Conversations:
 
     def has(self, number: int) -> bool:
         """Return whether a conversation exists."""
-        return self._database.execute("SELECT 1 FROM conversations WHERE number = ?", (number,)).fetchone() is not None
+        query = "SELECT 1 FROM conversations WHERE number = ? AND expires > ?"
+        return self._database.execute(query, (number, self._clock())).fetchone() is not None
 
     def create(self, owner: str, conversation: dict[str, Any], items: Sequence[KeptItem]) -> int:
         """Write a conversation with its first items, and return its number.
