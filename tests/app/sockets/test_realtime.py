@@ -219,6 +219,18 @@ def test_committed_audio_is_transcribed(hearing_server: LiveServer, format: Any,
     assert {event["item_id"] for event in events if "item_id" in event} == {events[0]["item_id"]}
 
 
+def test_cleared_audio_is_not_transcribed(hearing_server: LiveServer) -> None:
+    append = {"type": "input_audio_buffer.append", "audio": audio(1, 24000)}
+    commit = {"type": "input_audio_buffer.commit"}
+    with open_socket(hearing_server, f"{PATH}?intent=transcription") as client:
+        receive(client)
+        send(client, append, {"type": "input_audio_buffer.clear"}, commit)
+        assert receive(client)["type"] == "input_audio_buffer.cleared"
+        assert receive(client)["error"]["code"] == "input_audio_buffer_commit_empty"
+        send(client, append, commit)
+        assert receive(client)["type"] == "input_audio_buffer.committed"
+
+
 def test_minutes_of_audio_are_transcribed(hearing_server: LiveServer) -> None:
     """In JSON, so much audio would be too long a string."""
     append = {"type": "input_audio_buffer.append", "audio": audio(50, 24000)}
