@@ -1,5 +1,5 @@
 """Conversations in the store, in any order of calls of two servers: nothing acknowledged is lost, out of order or seen
-by another owner, and one request has its turn.
+by another owner, and one request has its lock.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from handler.core.errors import ConversationLocked, InvalidPayload, NotKept, Unavailable
 from handler.core.framing import loads
 from handler.protocols.kernel.stored import KeptAnswer, Wanted, kept_items
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
-from handler.serving.conversations import Conversations, Turn
+from handler.serving.conversations import ConversationLock, Conversations
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 from tests.stepped import Clock
 from tests.unit.serving.test_stored_responses import ANN, BOB, open_store
@@ -47,7 +47,7 @@ class Pending(NamedTuple):
 
     id: str
     server: int
-    turn: Turn
+    lock: ConversationLock
 
 
 class Stores(RuleBasedStateMachine):
@@ -172,18 +172,18 @@ class Stores(RuleBasedStateMachine):
     def begin(self, server: int, index: int) -> None:
         id, talk = self.pick(index)
         store = self.stores[server]
-        turn = store.new_turn()
+        lock = store.new_lock()
         recalling = store.recall(
-            talk.owner, Wanted("response", True, conversation=id, appends=True), take_nothing, turn
+            talk.owner, Wanted("response", True, conversation=id, appends=True), take_nothing, lock
         )
         if any(pending.id == id for pending in self.pending):
             with pytest.raises(ConversationLocked):
                 recalling.result(WAIT)
-            store.end_turn(talk.owner, turn)
+            store.release(talk.owner, lock)
             return
         assert [item["id"] for item in recalling.result(WAIT).history] == talk.ids
         talk.used = self.clock.now
-        self.pending.append(Pending(id, server, turn))
+        self.pending.append(Pending(id, server, lock))
 
     @precondition(lambda self: self.pending)
     @rule(index=ANY, how=st.sampled_from(["completed", "completed", "unstored", "failed", "cancelled", "late"]))
@@ -198,13 +198,13 @@ class Stores(RuleBasedStateMachine):
             stored=how != "unstored",
         )  # fmt: skip
         if how != "cancelled":
-            keeper = OwnersKeeper(store, owner, pending.turn)
+            keeper = OwnersKeeper(store, owner, pending.lock)
             keeping = store.write(owner, partial(keeper.keep, answer))
             if how == "late":
-                store.end_turn(owner, pending.turn)
+                store.release(owner, pending.lock)
             assert keeping.result(WAIT) == (how != "unstored")
         if how != "late":
-            store.end_turn(owner, pending.turn)
+            store.release(owner, pending.lock)
         if talk is not None and how not in ("failed", "cancelled"):
             talk.ids += [item["id"] for item in (*given, *output)]
             talk.used = self.clock.now
@@ -237,9 +237,12 @@ class Stores(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-class TestStores(Stores.TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(
-        max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[*hypothesis.HealthCheck]
+def test_conversations_in_any_order_of_calls() -> None:
+    run_state_machine_as_test(
+        Stores,
+        settings=settings(
+            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[*hypothesis.HealthCheck]
+        ),
     )
 
 
@@ -248,11 +251,11 @@ def test_a_turn_that_ends_before_it_begins_is_not_taken() -> None:
     made = new_conversation({})
     store.change_conversation(ANN, lambda one: (one.create(ANN, {**made}, []), None)).result(WAIT)
     wanted = Wanted("response", True, conversation=made["id"], appends=True)
-    turn = store.new_turn()
-    store.end_turn(ANN, turn)
+    lock = store.new_lock()
+    store.release(ANN, lock)
     with pytest.raises(ConversationLocked):
-        store.recall(ANN, wanted, take_nothing, turn).result(WAIT)
-    assert store.recall(ANN, wanted, take_nothing, store.new_turn()).result(WAIT).state == "found"
+        store.recall(ANN, wanted, take_nothing, lock).result(WAIT)
+    assert store.recall(ANN, wanted, take_nothing, store.new_lock()).result(WAIT).state == "found"
     store.close()
 
 
@@ -269,6 +272,9 @@ def test_what_a_conversation_holds_is_given_back() -> None:
 
         store.change_conversation(ANN, append).result(WAIT)
 
+    def delete_item(id: str) -> None:
+        store.change_conversation(ANN, lambda one: (0, one.delete_item(ANN, made["id"], id))).result(WAIT)
+
     def size() -> int:
         return store.read_conversations(ANN, lambda one: one.find(ANN, made["id"]).size).result(WAIT)
 
@@ -281,9 +287,6 @@ def test_what_a_conversation_holds_is_given_back() -> None:
             add({"id": "msg_9", "text": "x" * 300_000})
         assert size() == full
         for number in range(3):
-            item_id = f"msg_{number}"
-            store.change_conversation(ANN, lambda one, id=item_id: (0, one.delete_item(ANN, made["id"], id))).result(
-                WAIT
-            )
+            delete_item(f"msg_{number}")
         assert size() == empty
     store.close()
