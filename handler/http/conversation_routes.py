@@ -87,10 +87,10 @@ class ConversationRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         path = "/v1/conversations"
-        named, items = f"{path}/{{conversation}}", f"{path}/{{conversation}}/items"
+        single, items = f"{path}/{{conversation}}", f"{path}/{{conversation}}/items"
         self.routes = [
             self._route(path, POST=self._create),
-            self._route(named, GET=self._retrieve, POST=self._update, DELETE=self._delete),
+            self._route(single, GET=self._retrieve, POST=self._update, DELETE=self._delete),
             self._route(items, GET=self._list, POST=self._add),
             self._route(f"{items}/{{item}}", GET=self._item, DELETE=self._delete_item),
         ]

@@ -88,29 +88,29 @@ class Locks:
         return True
 
 
-class ConversationLock:
-    """The lock of a request on its conversation, in which no other response may be in progress meanwhile."""
+class ConversationTurn:
+    """The turn of a request in a conversation, in which no other response may be in progress meanwhile."""
 
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
-        self._is_released = False
+        self._has_ended = False
         self.number = 0
-        """The number of the conversation, or 0 while it is not locked."""
+        """The number of the conversation, or 0 while the request has no turn."""
 
     def take(self, number: int) -> None:
         """Lock a conversation.
 
         Raises:
-            ConversationLocked: another request has locked it, or this request has already ended.
+            ConversationLocked: another request has its turn, or this request has already ended.
             Unavailable: the file system does not support locks.
         """
-        if self._is_released:
+        if self._has_ended:
             raise ConversationLocked
         self._locks.take(number)
         self.number = number
 
-    def release(self) -> None:
-        self._is_released = True
+    def end(self) -> None:
+        self._has_ended = True
         number, self.number = self.number, 0
         if number:
             self._locks.release(number)
@@ -234,8 +234,8 @@ class Conversations:
     def latest_item(self, owner: str, item_id: str) -> tuple[bytes] | None:
         """Return the item with an id in the newest of an owner's conversations that have one, or None."""
         query = (
-            "SELECT item FROM conversation_items AS item_row JOIN conversations ON number = conversation "
-            "WHERE item_row.id = ? AND owner = ? AND expires > ? ORDER BY number DESC LIMIT 1"
+            "SELECT item FROM conversation_items AS one JOIN conversations ON number = conversation "
+            "WHERE one.id = ? AND owner = ? AND expires > ? ORDER BY number DESC LIMIT 1"
         )
         row: tuple[bytes] | None = self._database.execute(query, (item_id, owner, self._clock())).fetchone()
         return row

@@ -32,7 +32,7 @@ from handler.protocols.kernel.stored import (
     kept_items,
 )
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
-from handler.serving.conversations import ConversationLock, Conversations
+from handler.serving.conversations import Conversations, ConversationTurn
 from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")
@@ -91,7 +91,7 @@ SELECT is_conversation, number FROM (
     SELECT is_conversation, number, row_number() OVER latest AS count, sum(size + {_OVERHEAD}) OVER latest AS bytes
     FROM ({_OF_OWNER})
     WINDOW latest AS (ORDER BY used DESC, is_conversation DESC, number DESC ROWS UNBOUNDED PRECEDING)
-) WHERE count > :maximum OR bytes > :room
+) WHERE count > :most OR bytes > :room
 """
 """The least recently used responses and conversations of an owner that exceed the limits."""
 
@@ -157,7 +157,7 @@ class ResponseDatabase:
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
-        lock: ConversationLock | None = None,
+        turn: ConversationTurn | None = None,
     ) -> bool:
         """Write a response, and append its items to its conversation unless the conversation was deleted. Delete the
         least recently used responses and conversations of the owner if there is not enough room.
@@ -166,7 +166,7 @@ class ResponseDatabase:
             head: the response without its items, as JSON.
             encoded_items: the items.
             size: total size of the head and the items, in bytes.
-            lock: lock on the conversation, or None if the response is not appended to one.
+            turn: turn in the conversation, or None if the response is not appended to one.
 
         Returns:
             Whether the response was stored.
@@ -177,8 +177,8 @@ class ResponseDatabase:
         """
         with self._writing():
             number = 0
-            if lock is not None and self.conversations.has(lock.number):
-                number = lock.number
+            if turn is not None and self.conversations.has(turn.number):
+                number = turn.number
                 self.conversations.append(number, encoded_items)
             self._remove_expired()
             if answer.stored:
@@ -188,17 +188,17 @@ class ResponseDatabase:
             if number and not self.conversations.has(number):
                 raise self._full(size, "the conversation with the response")
             is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is not None
-            if answer.stored and not is_kept and lock is None:
+            if answer.stored and not is_kept and turn is None:
                 raise self._full(size)
             return is_kept
 
     def _insert(
-        self, owner: str, response: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int
+        self, owner: str, answer: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int
     ) -> None:
-        now, first = self._clock(), len(response.given)
-        items = [(response.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
+        now, first = self._clock(), len(answer.given)
+        items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
         expires = now + self._config.responses_expiration
-        values = (response.id, owner, response.kind, response.previous, response.failed, head, size, now, expires)
+        values = (answer.id, owner, answer.kind, answer.previous, answer.failed, head, size, now, expires)
         self._database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         self._database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
 
@@ -207,7 +207,7 @@ class ResponseDatabase:
         number, held, room = self._room(owner)
         if number <= self._config.responses_max and held <= room:
             return False
-        limits = {"owner": owner, "maximum": self._config.responses_max, "room": room}
+        limits = {"owner": owner, "most": self._config.responses_max, "room": room}
         for is_conversation, row in self._database.execute(_TOO_MANY, limits).fetchall():
             table, column = ("conversations", "number") if is_conversation else ("answers", "rowid")
             self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (row,))
@@ -262,22 +262,22 @@ class ResponseDatabase:
         return Unavailable(f"{limit}, {reason} (option.responses_total_bytes)")
 
     def recall(
-        self, owner: str, references: Wanted, reserve: Callable[[int], object], lock: ConversationLock | None = None
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None = None
     ) -> Recalled:
         """Return the stored responses and items that a request refers to.
 
         Args:
             reserve: called with the size in bytes of stored JSON before it is decoded. It may raise an error.
-            lock: lock that the request takes on its conversation, or None if its response is not appended to it.
+            turn: turn that the request takes in its conversation, or None if its response is not appended to it.
 
         Raises:
             NotKept: the owner has no such conversation.
-            ConversationLocked: another request has locked the conversation.
+            ConversationLocked: another request has its turn in the conversation.
         """
         with self._writing():
             read = self._conversation(owner, references, reserve) if references.previous else _Read()
             if references.conversation:
-                read = self._stored_conversation(owner, references, reserve, lock)
+                read = self._stored_conversation(owner, references, reserve, turn)
             if read.state == "found" and references.items:
                 read = self._with_items(read, owner, references, reserve)
         if read.state != "found":
@@ -286,11 +286,11 @@ class ResponseDatabase:
         return Recalled(head=load_json(read.head), history=[*map(load_json, read.history)], items=items, size=read.size)
 
     def _stored_conversation(
-        self, owner: str, references: Wanted, reserve: Callable[[int], object], lock: ConversationLock | None
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None
     ) -> _Read:
         stored = self.conversations.find(owner, references.conversation, "conversation")
-        if lock is not None:
-            lock.take(stored.number)
+        if turn is not None:
+            turn.take(stored.number)
             self.conversations.use(stored.number)
         if stored.size > self._config.max_request_size:
             return _Read("too_long")
@@ -440,29 +440,29 @@ class ResponseStore:
         return self._submit(owner, lambda: self._database.check_room(owner, size))
 
     def recall(
-        self, owner: str, references: Wanted, reserve: Callable[[int], object], lock: ConversationLock | None = None
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None = None
     ) -> Future[Recalled]:
         """Return the stored responses and items that a request refers to.
 
         Args:
             reserve: called on the store thread with the number of bytes to be read next. Its errors are raised by the
                 future.
-            lock: lock that the request takes on its conversation, or None. The caller releases it by `release`.
+            turn: turn that the request takes in its conversation, or None. The caller ends it by `end_turn`.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
         if self._begun(owner, references.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(owner, lambda: self._database.recall(owner, references, reserve, lock))
+        return self._submit(owner, lambda: self._database.recall(owner, references, reserve, turn))
 
-    def new_lock(self) -> ConversationLock:
-        """Return a lock on a conversation, which `recall` takes."""
-        return ConversationLock(self._database.conversations.locks)
+    def new_turn(self) -> ConversationTurn:
+        """Return a turn for a request in a conversation, which `recall` takes."""
+        return ConversationTurn(self._database.conversations.locks)
 
-    def release(self, owner: str, lock: ConversationLock) -> None:
-        """Release a lock after all earlier calls of the owner: its response may still be being stored."""
-        self.write(owner, lock.release)
+    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
+        """End a turn after all earlier calls of the owner: its response may still be being stored."""
+        self.write(owner, turn.end)
 
     def read_conversations(self, owner: str, read: Callable[[Conversations], T]) -> Future[T]:
         """Read conversations of an owner.
@@ -512,11 +512,11 @@ class ResponseStore:
         """Remove a response in progress that is not stored, if it is registered."""
         self._in_progress.pop(id, None)
 
-    def keep(self, owner: str, answer: KeptAnswer, lock: ConversationLock | None = None) -> bool:
+    def keep(self, owner: str, answer: KeptAnswer, turn: ConversationTurn | None = None) -> bool:
         """Store a finished response, and return whether it was stored. This must be called within `write`.
 
         Args:
-            lock: lock on the conversation, to which the response is appended unless it failed. It is released. None
+            turn: turn in the conversation, to which the response is appended unless it failed. The turn ends. None
                 without a conversation.
 
         Raises:
@@ -525,7 +525,7 @@ class ResponseStore:
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
             size = len(head) + sum(len(item) for _, item in items)
-            appending = None if answer.failed else lock
+            appending = None if answer.failed else turn
             return self._database.keep(owner, answer, head, items, size, appending)
         except (sqlite3.Error, ServingError) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
@@ -535,9 +535,9 @@ class ResponseStore:
             failure = error
         finally:
             self.end(answer.id)
-            if lock is not None:
-                lock.release()
-        if lock is None or answer.failed:
+            if turn is not None:
+                turn.end()
+        if turn is None or answer.failed:
             return False
         if isinstance(failure, ServingError):
             raise failure
@@ -622,13 +622,13 @@ class OwnersKeeper:
     """A view of the store for one request, which stores the responses of the request's owner.
 
     Args:
-        lock: lock of the request on its conversation, or None without a conversation.
+        turn: turn of the request in its conversation, or None without a conversation.
     """
 
-    def __init__(self, store: ResponseStore, owner: str, lock: ConversationLock | None = None) -> None:
+    def __init__(self, store: ResponseStore, owner: str, turn: ConversationTurn | None = None) -> None:
         self._store = store
         self._owner = owner
-        self._lock = lock
+        self._turn = turn
         self._in_progress: dict[str, InProgress] = {}
         self._has_ended = False
 
@@ -638,7 +638,7 @@ class OwnersKeeper:
             self._store.end(id)
 
     def keep(self, answer: KeptAnswer) -> bool:
-        return self._store.keep(self._owner, answer, self._lock)
+        return self._store.keep(self._owner, answer, self._turn)
 
     def end(self) -> None:
         """End the responses in progress, which are not stored any more, and those that begin later."""

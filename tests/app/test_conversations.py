@@ -199,6 +199,15 @@ def test_a_compaction_replaces_what_is_before_it(server: LiveServer) -> None:
     assert (text(later), later["usage"]) == (text(whole), whole["usage"])
 
 
+def test_a_conversation_is_summarized_at_a_threshold(server: LiveServer) -> None:
+    id = create(server, user("one " * 1200))
+    managed = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+    found = ask(server, "two", conversation=id, max_output_tokens=8, **managed).json()
+    assert [item["type"] for item in found["output"]] == ["compaction", "message"]
+    assert [item["type"] for item in items(server, id)] == ["message", "message", "compaction", "message"]
+    assert ask(server, "three", conversation=id, max_output_tokens=8).status_code == 200
+
+
 def test_calls_and_outputs(server: LiveServer) -> None:
     made = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "call_1", "output": "seven"}

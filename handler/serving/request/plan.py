@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from handler.plugins.handle import Result
     from handler.protocols.kernel.dialect import ParsedRequest
     from handler.protocols.kernel.stored import Recalled
-    from handler.serving.conversations import ConversationLock
+    from handler.serving.conversations import ConversationTurn
     from handler.serving.head import Head
     from handler.serving.quota import Share
     from handler.serving.request.life import Life
@@ -73,11 +73,11 @@ class Intake:
         size: memory of the decoded body and of the stored responses, in bytes.
         hold: function that registers a callback for the end of the request (see `Life.hold`).
         recalled: stored responses that the body refers to, or None if it neither uses nor stores responses.
-        lock: lock of the request on its conversation, or None without a conversation.
+        turn: turn of the request in its conversation, or None without a conversation.
         parsed: the parsed request, or None until the body is parsed.
     """
 
-    __slots__ = ("body", "decoded", "head", "hold", "lock", "memory", "parsed", "recalled", "size")
+    __slots__ = ("body", "decoded", "head", "hold", "memory", "parsed", "recalled", "size", "turn")
 
     def __init__(self, head: Head, body: bytes, memory: Share, hold: Callable[[Callable[[], object]], None]) -> None:
         self.head = head
@@ -87,7 +87,7 @@ class Intake:
         self.decoded: Decoded | None = None
         self.size = 0
         self.recalled: Recalled | None = None
-        self.lock: ConversationLock | None = None
+        self.turn: ConversationTurn | None = None
         self.parsed: ParsedRequest | None = None
 
     @property

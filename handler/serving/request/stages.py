@@ -113,7 +113,7 @@ class Decoding:
 
 class Recall:
     """Loads the stored responses that a body refers to, and checks that there is room to store its own response. The
-    request locks its conversation, if it has one.
+    request takes its turn in its conversation, if it has one.
     """
 
     def __init__(self, admission: Admission, store: ResponseStore) -> None:
@@ -145,9 +145,9 @@ class Recall:
         if references.previous or references.items or references.conversation:
             take = functools.partial(_take_body, memory)
             if references.appends:
-                intake.lock = lock = store.new_lock()
-                intake.hold(functools.partial(store.release, owner, lock))
-            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, intake.lock))
+                intake.turn = turn = store.new_turn()
+                intake.hold(functools.partial(store.end_turn, owner, turn))
+            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, intake.turn))
             intake.size += intake.recalled.size
             if references.appends and size + intake.recalled.size > store.most_bytes:
                 raise InvalidPayload(
@@ -176,7 +176,7 @@ class Parsing:
 
     def _parse(self, intake: Intake) -> None:
         assert intake.decoded is not None, "the body has been decoded"
-        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.lock)
+        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.turn)
 
 
 class MediaLoading:

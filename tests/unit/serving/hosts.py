@@ -21,7 +21,7 @@ from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Inference
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted
-from handler.serving.conversations import ConversationLock
+from handler.serving.conversations import ConversationTurn
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.model import ServedModel
 from handler.serving.request.life import CLOSED
@@ -145,27 +145,12 @@ class FormatterCalls:
     def close(self) -> None: ...
 
 
-class _Locks:
-    """The locks of conversations."""
-
-    def __init__(self, locked: set[int]) -> None:
-        self._locked = locked
-
-    def take(self, number: int) -> None:
-        if number in self._locked:
-            raise ConversationLocked
-        self._locked.add(number)
-
-    def release(self, number: int) -> None:
-        self._locked.remove(number)
-
-
 class Store:
     """A store of responses, whose calls end as those of `Threads` do.
 
     Attributes:
         in_progress: ids of the responses in progress.
-        locked: numbers of the locked conversations.
+        locked: numbers of the conversations in which a request has its turn.
     """
 
     most_bytes = 1 << 20
@@ -176,18 +161,28 @@ class Store:
         self.in_progress = set[str]()
         self.locked = set[int]()
 
-    def new_lock(self) -> ConversationLock:
-        locks: Any = _Locks(self.locked)
-        return ConversationLock(locks)
+    # The locks of conversations.
 
-    def release(self, owner: str, lock: ConversationLock) -> None:
-        lock.release()
+    def take(self, number: int) -> None:
+        if number in self.locked:
+            raise ConversationLocked
+        self.locked.add(number)
+
+    def release(self, number: int) -> None:
+        self.locked.remove(number)
+
+    def new_turn(self) -> ConversationTurn:
+        locks: Any = self
+        return ConversationTurn(locks)
+
+    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
+        turn.end()
 
     def recall(
-        self, owner: str, wanted: Wanted, reserve: Callable[[int], object], lock: ConversationLock
+        self, owner: str, wanted: Wanted, reserve: Callable[[int], object], turn: ConversationTurn
     ) -> Future[Recalled]:
         def recall() -> Recalled:
-            lock.take(int(wanted.conversation.removeprefix("conv_")))
+            turn.take(int(wanted.conversation.removeprefix("conv_")))
             return Recalled()
 
         return self._submit(recall, 1.0)
@@ -204,10 +199,10 @@ class Store:
         self.in_progress.add(id)
         return object()
 
-    def keep(self, owner: str, response: KeptAnswer, lock: ConversationLock | None) -> bool:
+    def keep(self, owner: str, response: KeptAnswer, turn: ConversationTurn | None) -> bool:
         self.end(response.id)
-        if lock is not None:
-            lock.release()
+        if turn is not None:
+            turn.end()
         return True
 
     def end(self, id: str) -> None:

@@ -1,5 +1,5 @@
 """Conversations in the store, in any order of calls of two servers: nothing acknowledged is lost, out of order or seen
-by another owner, and one request has its lock.
+by another owner, and one request has its turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from handler.core.framing import loads
 from handler.protocols.kernel.stored import KeptAnswer, Wanted, kept_items
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
-from handler.serving.conversations import ConversationLock, Conversations
+from handler.serving.conversations import Conversations, ConversationTurn
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 from tests.stepped import Clock
 from tests.unit.serving.test_stored_responses import ANN, BOB, open_store
@@ -47,7 +47,7 @@ class Pending(NamedTuple):
 
     id: str
     server: int
-    lock: ConversationLock
+    turn: ConversationTurn
 
 
 class Stores(RuleBasedStateMachine):
@@ -172,18 +172,18 @@ class Stores(RuleBasedStateMachine):
     def begin(self, server: int, index: int) -> None:
         id, talk = self.pick(index)
         store = self.stores[server]
-        lock = store.new_lock()
+        turn = store.new_turn()
         recalling = store.recall(
-            talk.owner, Wanted("response", True, conversation=id, appends=True), take_nothing, lock
+            talk.owner, Wanted("response", True, conversation=id, appends=True), take_nothing, turn
         )
         if any(pending.id == id for pending in self.pending):
             with pytest.raises(ConversationLocked):
                 recalling.result(WAIT)
-            store.release(talk.owner, lock)
+            store.end_turn(talk.owner, turn)
             return
         assert [item["id"] for item in recalling.result(WAIT).history] == talk.ids
         talk.used = self.clock.now
-        self.pending.append(Pending(id, server, lock))
+        self.pending.append(Pending(id, server, turn))
 
     @precondition(lambda self: self.pending)
     @rule(index=ANY, how=st.sampled_from(["completed", "completed", "unstored", "failed", "cancelled", "late"]))
@@ -198,13 +198,13 @@ class Stores(RuleBasedStateMachine):
             stored=how != "unstored",
         )  # fmt: skip
         if how != "cancelled":
-            keeper = OwnersKeeper(store, owner, pending.lock)
+            keeper = OwnersKeeper(store, owner, pending.turn)
             keeping = store.write(owner, partial(keeper.keep, answer))
             if how == "late":
-                store.release(owner, pending.lock)
+                store.end_turn(owner, pending.turn)
             assert keeping.result(WAIT) == (how != "unstored")
         if how != "late":
-            store.release(owner, pending.lock)
+            store.end_turn(owner, pending.turn)
         if talk is not None and how not in ("failed", "cancelled"):
             talk.ids += [item["id"] for item in (*given, *output)]
             talk.used = self.clock.now
@@ -251,11 +251,11 @@ def test_a_turn_that_ends_before_it_begins_is_not_taken() -> None:
     made = new_conversation({})
     store.change_conversation(ANN, lambda one: (one.create(ANN, {**made}, []), None)).result(WAIT)
     wanted = Wanted("response", True, conversation=made["id"], appends=True)
-    lock = store.new_lock()
-    store.release(ANN, lock)
+    turn = store.new_turn()
+    store.end_turn(ANN, turn)
     with pytest.raises(ConversationLocked):
-        store.recall(ANN, wanted, take_nothing, lock).result(WAIT)
-    assert store.recall(ANN, wanted, take_nothing, store.new_lock()).result(WAIT).state == "found"
+        store.recall(ANN, wanted, take_nothing, turn).result(WAIT)
+    assert store.recall(ANN, wanted, take_nothing, store.new_turn()).result(WAIT).state == "found"
     store.close()
 
 
