@@ -79,7 +79,7 @@ class _Call(NamedTuple):
         self.memory.take(BODY_MEMORY * num_bytes)
 
 
-_Answered = tuple[Any, Sequence[str]]
+_Responded = tuple[Any, Sequence[str]]
 """The JSON value of a response, and the names of the ignored parameters."""
 
 
@@ -87,47 +87,47 @@ class ConversationRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         path = "/v1/conversations"
-        one, items = f"{path}/{{conversation}}", f"{path}/{{conversation}}/items"
+        single, items = f"{path}/{{conversation}}", f"{path}/{{conversation}}/items"
         self.routes = [
             self._route(path, POST=self._create),
-            self._route(one, GET=self._retrieve, POST=self._update, DELETE=self._delete),
+            self._route(single, GET=self._retrieve, POST=self._update, DELETE=self._delete),
             self._route(items, GET=self._list, POST=self._add),
             self._route(f"{items}/{{item}}", GET=self._item, DELETE=self._delete_item),
         ]
 
-    def _route(self, path: str, **answers: Callable[[_Call], Awaitable[_Answered]]) -> Route:
-        handlers = {method: self._handler(answer) for method, answer in answers.items()}
+    def _route(self, path: str, **methods: Callable[[_Call], Awaitable[_Responded]]) -> Route:
+        handlers = {method: self._handler(respond) for method, respond in methods.items()}
         return Route(path, Endpoint(handlers, errors=ERRORS))
 
-    def _handler(self, answer: Callable[[_Call], Awaitable[_Answered]]) -> Handle:
+    def _handler(self, respond: Callable[[_Call], Awaitable[_Responded]]) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
             with self._model.adapters.calls, Share(self._model.admission.memory) as memory:
                 try:
-                    found, ignored = await answered(_Call(scope, receive, memory))
+                    response, ignored = await responded(_Call(scope, receive, memory))
                 except ClientDisconnect:
                     return
-                await send_answer(scope, send, found, encoded(ignored_header(ignored).items()))
+                await send_answer(scope, send, response, encoded(ignored_header(ignored).items()))
                 await exchange.read()  # the response needs memory until then
 
-        async def answered(call: _Call) -> tuple[HttpResponse, Sequence[str]]:
+        async def responded(call: _Call) -> tuple[HttpResponse, Sequence[str]]:
             try:
                 if call.scope["method"] in ("POST", "DELETE"):
                     self._model.availability.check_open()
                 if self._model.preprocessor.store is None:
                     raise NotFound("conversations are not stored on this server (option.responses_store)")
-                value, ignored = await answer(call)
-                found = HttpResponse(200, JSON.content_type, dumps(value))
-                call.memory.take(len(found.body))
+                value, ignored = await respond(call)
+                response = HttpResponse(200, JSON.content_type, dumps(value))
+                call.memory.take(len(response.body))
             except ServingError as error:
                 return ERRORS.whole(error), ()
-            return found, ignored
+            return response, ignored
 
         return handle
 
     # -- conversations -------------------------------------------------------------------------------------------
 
-    async def _create(self, call: _Call) -> _Answered:
+    async def _create(self, call: _Call) -> _Responded:
         body = await self._read(call)
         value = read_object({} if body is None else body, "items", "metadata")
         conversation = new_conversation(read_metadata(value))
@@ -139,10 +139,10 @@ class ConversationRoutes:
 
         return await self._change(call, create), new.ignored
 
-    async def _retrieve(self, call: _Call) -> _Answered:
-        return load_json(await self._look(call, lambda found: found.find(call.owner, call.id).head)), ()
+    async def _retrieve(self, call: _Call) -> _Responded:
+        return load_json(await self._look(call, lambda stored: stored.find(call.owner, call.id).head)), ()
 
-    async def _update(self, call: _Call) -> _Answered:
+    async def _update(self, call: _Call) -> _Responded:
         body = read_object(await self._read(call), "metadata")
         if "metadata" not in body:
             raise InvalidPayload("'metadata' is missing")
@@ -150,9 +150,9 @@ class ConversationRoutes:
         ignored = bodies.report_unknown(
             [name for name in body if name != "metadata"], body, self._model.preprocessor.context
         )
-        return await self._change(call, lambda found: found.update(call.owner, call.id, pairs)), ignored
+        return await self._change(call, lambda stored: stored.update(call.owner, call.id, pairs)), ignored
 
-    async def _delete(self, call: _Call) -> _Answered:
+    async def _delete(self, call: _Call) -> _Responded:
         def delete(conversations: Conversations) -> tuple[int, None]:
             conversations.delete(call.owner, call.id)
             return 0, None
@@ -162,7 +162,7 @@ class ConversationRoutes:
 
     # -- items ---------------------------------------------------------------------------------------------------
 
-    async def _add(self, call: _Call) -> _Answered:
+    async def _add(self, call: _Call) -> _Responded:
         check_include(_included(call.query))
         body = read_object(await self._read(call), "items")
         calls = {}
@@ -180,19 +180,19 @@ class ConversationRoutes:
         await self._change(call, add)
         return listed(new.items, has_more=False), new.ignored
 
-    async def _list(self, call: _Call) -> _Answered:
+    async def _list(self, call: _Call) -> _Responded:
         check_include(_included(call.query))
         page = read_page(call.query)
-        items, has_more = await self._look(call, lambda found: found.page(call.owner, call.id, page, call.take))
+        items, has_more = await self._look(call, lambda stored: stored.page(call.owner, call.id, page, call.take))
         return listed([load_json(item) for item in items], has_more=has_more), ()
 
-    async def _item(self, call: _Call) -> _Answered:
+    async def _item(self, call: _Call) -> _Responded:
         check_include(_included(call.query))
-        item = await self._look(call, lambda found: found.item(call.owner, call.id, call.item, call.take))
+        item = await self._look(call, lambda stored: stored.item(call.owner, call.id, call.item, call.take))
         return load_json(item), ()
 
-    async def _delete_item(self, call: _Call) -> _Answered:
-        return await self._change(call, lambda found: (0, found.delete_item(call.owner, call.id, call.item))), ()
+    async def _delete_item(self, call: _Call) -> _Responded:
+        return await self._change(call, lambda stored: (0, stored.delete_item(call.owner, call.id, call.item))), ()
 
     # -- the body and the store ----------------------------------------------------------------------------------
 

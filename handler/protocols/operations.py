@@ -87,7 +87,7 @@ from handler.protocols.responses.api import (
     no_conversation,
     not_kept,
 )
-from handler.protocols.responses.conversations import MOST_ITEMS, deleted_conversation
+from handler.protocols.responses.conversations import MAX_ITEMS, deleted_conversation
 from handler.protocols.responses.request import INCLUDED
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
@@ -443,7 +443,7 @@ _CONVERSATION: Conversation = {
 }  # fmt: skip
 _NO_CONVERSATION = _failure(OPENAI_ERRORS, OpenAiError, no_conversation("conv_0"))
 _CONVERSATION_ITEMS = {"items": [{"type": "message", "role": "user", "content": "Hello."}]}
-_ADDED_ITEMS = listing({"type": "object"}, maxItems=MOST_ITEMS)
+_ADDED_ITEMS = listing({"type": "object"}, maxItems=MAX_ITEMS)
 _METADATA = {"type": "object", "additionalProperties": TEXT}
 _STORED_ITEM = {**_ITEM, "status": "completed"}
 _OF_INCLUDE = {"include[]": listing({"enum": [*INCLUDED]})}

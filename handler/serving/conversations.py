@@ -28,14 +28,14 @@ CREATE TABLE IF NOT EXISTS conversations (
 CREATE INDEX IF NOT EXISTS conversations_by_expiry ON conversations (expires);
 CREATE INDEX IF NOT EXISTS conversations_by_owner ON conversations (owner, used, size);
 CREATE TABLE IF NOT EXISTS conversation_items (
-    conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE, place INTEGER NOT NULL,
-    id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (conversation, place), UNIQUE (conversation, id)
+    conversation INTEGER NOT NULL REFERENCES conversations (number) ON DELETE CASCADE, position INTEGER NOT NULL,
+    id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (conversation, position), UNIQUE (conversation, id)
 );
 CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id)
 """
 
 _ITEM = 128  # approximate bytes of an item in the database besides its JSON
-_MOST_NAMES = 500  # maximum number of ids in a query
+_MAX_IDS = 500  # maximum number of ids in a query
 
 
 class Locks:
@@ -206,9 +206,9 @@ class Conversations:
             InvalidPayload: the conversation would have two items with the same id.
         """
         self._check_ids(number, [id for id, _ in items])
-        query = "SELECT coalesce(max(place), -1) + 1 FROM conversation_items WHERE conversation = ?"
+        query = "SELECT coalesce(max(position), -1) + 1 FROM conversation_items WHERE conversation = ?"
         (first,) = self._database.execute(query, (number,)).fetchone()
-        rows = [(number, place, *item) for place, item in enumerate(items, first)]
+        rows = [(number, position, *item) for position, item in enumerate(items, first)]
         self._database.executemany("INSERT INTO conversation_items VALUES (?, ?, ?, ?)", rows)
         self._grow(number, sum(len(item) + _ITEM for _, item in items))
         self.use(number)
@@ -216,10 +216,10 @@ class Conversations:
     def _check_ids(self, number: int, ids: Sequence[str]) -> None:
         if len({*ids}) < len(ids):
             raise duplicate_item(next(id for id in ids if ids.count(id) > 1))
-        for first in range(0, len(ids), _MOST_NAMES):
-            some = ids[first : first + _MOST_NAMES]
-            marks = ", ".join("?" * len(some))
-            query = f"SELECT id FROM conversation_items WHERE conversation = ? AND id IN ({marks}) LIMIT 1"
+        for first in range(0, len(ids), _MAX_IDS):
+            some = ids[first : first + _MAX_IDS]
+            parameters = ", ".join("?" * len(some))
+            query = f"SELECT id FROM conversation_items WHERE conversation = ? AND id IN ({parameters}) LIMIT 1"
             if row := self._database.execute(query, (number, *some)).fetchone():
                 raise duplicate_item(row[0])
 
@@ -228,7 +228,7 @@ class Conversations:
 
     def items(self, number: int) -> list[bytes]:
         """Return all items of a conversation in order."""
-        query = "SELECT item FROM conversation_items WHERE conversation = ? ORDER BY place"
+        query = "SELECT item FROM conversation_items WHERE conversation = ? ORDER BY position"
         return [item for (item,) in self._database.execute(query, (number,))]
 
     def latest_item(self, owner: str, item_id: str) -> tuple[bytes] | None:
@@ -253,8 +253,11 @@ class Conversations:
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         condition, names = "conversation = ?", [number]
         if page.after:
-            condition, names = f"conversation = ? AND place {beyond} ?", [number, self._place(number, id, page.after)]
-        query = f"FROM conversation_items WHERE {condition} ORDER BY place {order} LIMIT ?"
+            condition, names = (
+                f"conversation = ? AND position {beyond} ?",
+                [number, self._position(number, id, page.after)],
+            )
+        query = f"FROM conversation_items WHERE {condition} ORDER BY position {order} LIMIT ?"
         (size,) = self._database.execute(
             f"SELECT total(length(item)) FROM (SELECT item {query})", [*names, page.limit]
         ).fetchone()
@@ -272,20 +275,20 @@ class Conversations:
             NotKept: the owner has no conversation with this id, or the conversation has no such item.
         """
         number = self.find(owner, id).number
-        place = self._place(number, id, item_id)
-        query = "FROM conversation_items WHERE conversation = ? AND place = ?"
-        (size,) = self._database.execute(f"SELECT length(item) {query}", (number, place)).fetchone()
+        position = self._position(number, id, item_id)
+        query = "FROM conversation_items WHERE conversation = ? AND position = ?"
+        (size,) = self._database.execute(f"SELECT length(item) {query}", (number, position)).fetchone()
         reserve(size)
-        item: bytes = self._database.execute(f"SELECT item {query}", (number, place)).fetchone()[0]
+        item: bytes = self._database.execute(f"SELECT item {query}", (number, position)).fetchone()[0]
         return item
 
-    def _place(self, number: int, id: str, item_id: str) -> int:
-        query = "SELECT place FROM conversation_items WHERE conversation = ? AND id = ?"
+    def _position(self, number: int, id: str, item_id: str) -> int:
+        query = "SELECT position FROM conversation_items WHERE conversation = ? AND id = ?"
         row = self._database.execute(query, (number, item_id)).fetchone()
         if row is None:
             raise no_conversation_item(id, item_id)
-        place: int = row[0]
-        return place
+        position: int = row[0]
+        return position
 
     def delete(self, owner: str, id: str) -> None:
         """Delete a conversation with its items.
@@ -303,8 +306,8 @@ class Conversations:
             NotKept: the owner has no conversation with this id, or the conversation has no such item.
         """
         stored = self.find(owner, id)
-        key = (stored.number, self._place(stored.number, id, item_id))
-        condition = "FROM conversation_items WHERE conversation = ? AND place = ?"
+        key = (stored.number, self._position(stored.number, id, item_id))
+        condition = "FROM conversation_items WHERE conversation = ? AND position = ?"
         (size,) = self._database.execute(f"SELECT length(item) {condition}", key).fetchone()
         self._database.execute(f"DELETE {condition}", key)
         self._grow(stored.number, -(size + _ITEM))

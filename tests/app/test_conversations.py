@@ -99,7 +99,7 @@ def test_a_conversation_may_be_created_without_a_body(server: LiveServer) -> Non
 
 def test_items_are_stored_with_ids_and_parts(server: LiveServer) -> None:
     id = create(server, user("one"))
-    told = {"role": "assistant", "type": "message", "status": "completed"}
+    told: dict[str, Any] = {"role": "assistant", "type": "message", "status": "completed"}
     told["content"] = [{"type": "output_text", "text": "two", "annotations": []}]
     added = add(server, id, told, {**user("three"), "id": "msg_mine"}).json()
     assert (added["object"], added["has_more"], len(added["data"])) == ("list", False, 2)
@@ -199,6 +199,15 @@ def test_a_compaction_replaces_what_is_before_it(server: LiveServer) -> None:
     assert (text(later), later["usage"]) == (text(whole), whole["usage"])
 
 
+def test_a_conversation_is_summarized_at_a_threshold(server: LiveServer) -> None:
+    id = create(server, user("one " * 1200))
+    managed = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+    found = ask(server, "two", conversation=id, max_output_tokens=8, **managed).json()
+    assert [item["type"] for item in found["output"]] == ["compaction", "message"]
+    assert [item["type"] for item in items(server, id)] == ["message", "message", "compaction", "message"]
+    assert ask(server, "three", conversation=id, max_output_tokens=8).status_code == 200
+
+
 def test_calls_and_outputs(server: LiveServer) -> None:
     made = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "call_1", "output": "seven"}
@@ -229,7 +238,7 @@ def test_a_reference_finds_an_item_of_a_conversation(server: LiveServer) -> None
 
 def test_a_conversation_belongs_to_its_key(server: LiveServer) -> None:
     id = create(server, {**user("one"), "id": "msg_1"})
-    calls = [
+    calls: list[tuple[str, str, Any]] = [
         ("GET", "", None), ("POST", "", {"metadata": {}}), ("DELETE", "", None), ("GET", "/items", None),
         ("POST", "/items", {"items": [user("two")]}), ("GET", "/items/msg_1", None), ("DELETE", "/items/msg_1", None),
     ]  # fmt: skip
@@ -332,7 +341,8 @@ def is_locked(server: LiveServer, id: str) -> bool:
 def test_one_response_at_a_time(slow: LiveServer) -> None:
     id, other = create(slow), create(slow)
     with answering(slow, id):
-        for more in ({}, {"stream": True}, {"store": False}):
+        others: list[dict[str, Any]] = [{}, {"stream": True}, {"store": False}]
+        for more in others:
             assert error(ask(slow, "b", conversation=id, **more)) == (409, LOCKED, None, "conversation_locked")
         assert ask(slow, "b", conversation=other, max_output_tokens=1).status_code == 200
         counted = slow.post({"input": "b", "conversation": id}, f"{RESPONSES}/input_tokens", headers=ANN)

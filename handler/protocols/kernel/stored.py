@@ -159,5 +159,6 @@ class Keeping:
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
         """Store the finished response, as `Keeper.keep` does, and return whether it was stored."""
-        answer = KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output, self._stores)
-        return self._keeper.keep(answer)
+        return self._keeper.keep(
+            KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output, self._stores)
+        )

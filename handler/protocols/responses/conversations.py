@@ -20,7 +20,7 @@ from handler.protocols.responses.compaction import TRIGGER
 from handler.protocols.responses.request import INCLUDED, InputReader, check_ids, type_of, with_ids
 from handler.protocols.responses.response import secret_id
 
-MOST_ITEMS = 20
+MAX_ITEMS = 20
 """The maximum number of items that a call adds to a conversation."""
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output", *recorded.OUTPUTS)
@@ -53,7 +53,7 @@ class _ItemsReader(InputReader):
         """Check items as those of a request's input.
 
         Raises:
-            InvalidPayload: an item is invalid. The message names its place.
+            InvalidPayload: an item is invalid. The message contains its path.
         """
         for index, item in enumerate(items):
             at, kind = f"items[{index}]", type_of(item)
@@ -103,15 +103,15 @@ def read_items(
         required: whether the body must contain items.
 
     Raises:
-        InvalidParameter, InvalidPayload: an item is invalid. The message names its place.
+        InvalidParameter, InvalidPayload: an item is invalid. The message contains its path.
     """
     items = body.get("items")
     if items is None and not required:
         items = []
     if not isinstance(items, list):
         raise InvalidPayload("'items' must be a list of items")
-    if len(items) > MOST_ITEMS:
-        raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MOST_ITEMS}")
+    if len(items) > MAX_ITEMS:
+        raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MAX_ITEMS}")
     reader = _ItemsReader(context, RequestContext(owner=owner), calls)
     try:
         reader.check(items)

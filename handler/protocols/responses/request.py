@@ -743,15 +743,15 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any], *, st
     conversation = head.get("conversation")
     if conversation is None:
         return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
-    given = with_ids(item for item in items if type_of(item) != TRIGGER)
-    return Keeping(keeper, "response", conversation["id"], kept_items(given), stores=stores)
+    stored = kept_items(with_ids(item for item in items if type_of(item) != TRIGGER))
+    return Keeping(keeper, "response", conversation["id"], stored, stores=stores)
 
 
-def check_ids(items: Iterable[Any], place: str, taken: Iterable[Any] = ()) -> None:
+def check_ids(items: Iterable[Any], field: str, taken: Iterable[Any] = ()) -> None:
     """Check the ids of items that are appended to a conversation.
 
     Args:
-        place: name of the field with the items.
+        field: name of the field with the items.
         taken: the items that are in the conversation.
 
     Raises:
@@ -763,7 +763,7 @@ def check_ids(items: Iterable[Any], place: str, taken: Iterable[Any] = ()) -> No
         if id is None or id == "":
             continue
         if not isinstance(id, str) or not _ITEM_ID.fullmatch(id):
-            raise InvalidPayload(f"{place}[{index}].id={show(id)}: must have 1 to 64 letters, digits, '_', '-', '.'")
+            raise InvalidPayload(f"{field}[{index}].id={show(id)}: must have 1 to 64 letters, digits, '_', '-', '.'")
         if id in ids:
             raise duplicate_item(id)
         ids.add(id)
@@ -844,8 +844,8 @@ class OpenAiResponses(OpenAiDialect):
         return self.computes
 
     def wanted(self, body: Any) -> Wanted | None:
-        wanted = read_wanted(self._relax()(body), keeps=self.computes)
-        return wanted if wanted is None or self.appends else wanted._replace(appends=False)
+        references = read_wanted(self._relax()(body), keeps=self.computes)
+        return references if references is None or self.appends else references._replace(appends=False)
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         for name, name_here in _RENAMED.items():

@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from handler.core.errors import ConversationLocked, InvalidPayload, NotKept, Unavailable
 from handler.core.framing import loads
@@ -237,9 +237,12 @@ class Stores(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
-class TestStores(Stores.TestCase):  # type: ignore[misc, name-defined]
-    settings = settings(
-        max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[*hypothesis.HealthCheck]
+def test_conversations_in_any_order_of_calls() -> None:
+    run_state_machine_as_test(
+        Stores,
+        settings=settings(
+            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[*hypothesis.HealthCheck]
+        ),
     )
 
 
@@ -269,6 +272,9 @@ def test_what_a_conversation_holds_is_given_back() -> None:
 
         store.change_conversation(ANN, append).result(WAIT)
 
+    def delete_item(id: str) -> None:
+        store.change_conversation(ANN, lambda one: (0, one.delete_item(ANN, made["id"], id))).result(WAIT)
+
     def size() -> int:
         return store.read_conversations(ANN, lambda one: one.find(ANN, made["id"]).size).result(WAIT)
 
@@ -281,9 +287,6 @@ def test_what_a_conversation_holds_is_given_back() -> None:
             add({"id": "msg_9", "text": "x" * 300_000})
         assert size() == full
         for number in range(3):
-            item_id = f"msg_{number}"
-            store.change_conversation(ANN, lambda one, id=item_id: (0, one.delete_item(ANN, made["id"], id))).result(
-                WAIT
-            )
+            delete_item(f"msg_{number}")
         assert size() == empty
     store.close()

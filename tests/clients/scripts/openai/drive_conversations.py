@@ -27,7 +27,9 @@ class Conversations:
             counted = responses.input_tokens.count(model="model", input="last", conversation=made.id)
             deleted = client.conversations.delete(made.id)
             gone = []
-            for call in (lambda: client.conversations.retrieve(made.id), lambda: responses.create(**_asked(made.id))):
+            calls: list[Any] = [lambda: client.conversations.retrieve(made.id)]
+            calls.append(lambda: responses.create(**_asked(made.id)))
+            for call in calls:
                 try:
                     call()
                 except APIStatusError as error:
@@ -53,7 +55,9 @@ class Conversations:
             counted = await responses.input_tokens.count(model="model", input="last", conversation=made.id)
             deleted = await client.conversations.delete(made.id)
             gone = []
-            for call in (lambda: client.conversations.retrieve(made.id), lambda: responses.create(**_asked(made.id))):
+            calls: list[Any] = [lambda: client.conversations.retrieve(made.id)]
+            calls.append(lambda: responses.create(**_asked(made.id)))
+            for call in calls:
                 try:
                     await call()
                 except APIStatusError as error:
