@@ -76,13 +76,13 @@ def read_summary(block: Mapping[str, Any], at: str, signer: Signer) -> str | Non
     Raises:
         CompactionRefused: the block is invalid.
     """
+    if block.get("tool_changes"):
+        raise CompactionRefused("tool_changes_mismatch", f"{at}.tool_changes: no summary of this server has any")
     content = block.get("content")
     if content is None:
         return None
     if not isinstance(content, str) or not content:
         raise CompactionRefused("content_mismatch", f"{at}.content: must be a string that is not empty, or null")
-    if block.get("tool_changes"):
-        raise CompactionRefused("tool_changes_mismatch", f"{at}.tool_changes: no summary of this server has any")
     if block.get("signature") is not None:
         signer.check(block, at)
     return content

@@ -338,18 +338,19 @@ class MessagesReader(TurnsReader):
         elif kind == "tool_use":
             add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
         elif kind == COMPACTION:
-            self._read_summary(block, at)
+            self._read_summary(role, block, at)
         elif kind in CHANGES:
             self.changes.append(read_change(block, at, self.unknown))
         else:
             self.chat.append(self._read_result(block, at))
 
-    def _read_summary(self, block: Mapping[str, Any], at: str) -> None:
+    def _read_summary(self, role: str, block: Mapping[str, Any], at: str) -> None:
         """Read a block with a summary, which replaces all messages before it."""
         summary = read_summary(block, at, self.signer)
-        if summary is not None:
-            del self.chat[self._num_instructions :]
-            add_to_turn(self.chat, "user", content=BEFORE + summary)
+        if summary is None:
+            return add_to_turn(self.chat, role)
+        del self.chat[self._num_instructions :]
+        add_to_turn(self.chat, "user", content=BEFORE + summary)
 
     def _add_text(self, role: str, text: str) -> None:
         """Add text. Lines of system text for Anthropic's servers are dropped, because they differ between sessions."""
