@@ -110,7 +110,8 @@ def test_a_stream_begins_with_the_block(server: LiveServer) -> None:
 
 
 def test_a_response_may_pause_after_the_block(server: LiveServer) -> None:
-    for instructions in ({}, {"instructions": "  "}, {"instructions": "Say only what to remember."}):
+    cases: list[dict[str, Any]] = [{}, {"instructions": "  "}, {"instructions": "Say only what to remember."}]
+    for instructions in cases:
         asked = compacting(pause_after_compaction=True, **instructions)
         message = ask(server, HISTORY, **asked)
         [block] = message["content"]
