@@ -67,6 +67,93 @@ def test_a_count_of_tokens(anthropic: Driver, model_server: LiveServer) -> None:
     assert counted["input_tokens"] == asked["usage"]["input_tokens"] > 60
 
 
+# -- context editing and compaction ----------------------------------------------------------------------------------
+
+BETAS = ["context-management-2025-06-27", "compact-2026-01-12", "compact-2026-09-04"]
+LONG = "a long result " * 50
+
+
+def of_calls(*results: str) -> list[Any]:
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    for number, content in enumerate(results):
+        call = {"type": "tool_use", "id": f"t{number}", "name": "weather", "input": {"city": "Paris"}}
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": content}
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    return messages
+
+
+def editing(*edits: dict[str, Any]) -> dict[str, Any]:
+    return {"betas": BETAS, "context_management": {"edits": [*edits]}}
+
+
+CLEARING = editing(
+    {"type": "clear_thinking_20251015"},
+    {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": 50},
+        "keep": {"type": "tool_uses", "value": 1},
+    },
+)
+COMPACTING = editing({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50}})
+
+
+@pytest.mark.parametrize("what", ["beta", "beta_gathered"])
+def test_results_of_tools_are_cleared(anthropic: Driver, root: str, what: str) -> None:
+    asked: dict[str, Any] = {"messages": of_calls(LONG, LONG), "tools": [WEATHER], **CLEARING}
+    count = anthropic.generate(root, "", what="beta_count", **asked)
+    original = count["context_management"]["original_input_tokens"]
+    found = anthropic.generate(root, "", what=what, **asked)
+    [applied] = found["context_management"]["applied_edits"]
+    assert (applied["type"], applied["cleared_tool_uses"]) == ("clear_tool_uses_20250919", 1)
+    assert found["usage"]["input_tokens"] == count["input_tokens"] == original - applied["cleared_input_tokens"]
+
+
+@pytest.mark.parametrize("what", ["beta", "beta_gathered"])
+def test_a_conversation_is_compacted_and_goes_on(anthropic: Driver, root: str, what: str) -> None:
+    """The echo engine repeats the prompt, in the summary too."""
+    messages = of_calls(LONG, "12 °C")
+    found = anthropic.generate(root, "", what=what, messages=messages, **COMPACTING)
+    block, *rest = found["content"]
+    assert (block["type"], LONG.strip() in block["content"]) == ("compaction", True)
+    assert [each["type"] for each in found["usage"]["iterations"]] == ["compaction", "message"]
+    assert rest
+    if what == "beta_gathered":
+        assert found["events"].count("compaction") == 1
+    after = [*messages, {"role": "assistant", "content": found["content"]}, {"role": "user", "content": "and?"}]
+    counts = [
+        anthropic.generate(root, "", what="beta_count", messages=sent, betas=BETAS)["input_tokens"]
+        for sent in (after, after[-2:])
+    ]
+    assert counts[0] == counts[1], "the block stands for what was before it"
+    edits = COMPACTING["context_management"]["edits"]
+    paused = editing({**edits[0], "pause_after_compaction": True})
+    found = anthropic.generate(root, "", what=what, messages=messages, **paused)
+    assert ([each["type"] for each in found["content"]], found["stop_reason"]) == (["compaction"], "compaction")
+
+
+@pytest.mark.parametrize("what", ["beta", "beta_gathered"])
+def test_a_conversation_is_summarized_on_request(anthropic: Driver, root: str, what: str) -> None:
+    summarize = {"betas": BETAS, "compaction": {"type": "summarize"}}
+    found = anthropic.generate(root, "", what=what, messages=of_calls("12 °C"), **summarize)
+    [block] = found["content"]
+    assert (block["type"], found["stop_reason"]) == ("compaction", "compaction")
+    assert block["signature"]
+
+    def go_on(block: dict[str, Any]) -> Any:
+        sent = [{"role": "user", "content": [block, {"type": "text", "text": "and?"}]}]
+        return anthropic.call("generate", root, "", what="beta", messages=sent, betas=BETAS)
+
+    assert go_on(block).answer["content"]
+    changed = go_on({**block, "content": "All is well."})
+    assert "CompactionContentMismatch" in str(changed.error), changed
+    assert "must be the first block" in str(
+        anthropic.call(
+            "generate", root, "", what="beta", betas=BETAS,
+            messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, block]}],
+        ).message
+    )  # fmt: skip
+
+
 @_both
 def test_a_stop_sequence_is_named(anthropic: Driver, model_server: LiveServer, how: str) -> None:
     outcome = anthropic.call(how, model_server.url, QUESTION, stop_sequences=["x", "France"], **GREEDY)

@@ -22,21 +22,37 @@ from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.schema import Count, NotRequired
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded", "compaction"
+]
 
 
 class AnthropicThoughts(TypedDict):
     thinking_tokens: Count
 
 
+class AnthropicIteration(TypedDict):
+    """The token counts of one pass of the model: a summary, or the message."""
+
+    type: Literal["compaction", "message"]
+    input_tokens: Count
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+
+
 class AnthropicUsage(TypedDict):
-    """Token counts, with `output_tokens_details` if reasoning is counted separately."""
+    """Token counts, with `output_tokens_details` if reasoning is counted separately.
+
+    The tokens of a summary before the message are counted only in `iterations`.
+    """
 
     input_tokens: Count
     cache_creation_input_tokens: Count
     cache_read_input_tokens: Count
     output_tokens: Count
     output_tokens_details: NotRequired[AnthropicThoughts]
+    iterations: NotRequired[list[AnthropicIteration]]
 
 
 class AppliedEdit(TypedDict):
@@ -106,7 +122,17 @@ class AnthropicToolUse(TypedDict):
     input: dict[str, Any]
 
 
-Block = AnthropicText | AnthropicThinking | AnthropicToolUse
+class AnthropicCompaction(TypedDict):
+    """A summary of all messages before it, or null if the model wrote none. `signature` is sent for summaries that the
+    client requested.
+    """
+
+    type: Literal["compaction"]
+    content: str | None
+    signature: NotRequired[str]
+
+
+Block = AnthropicText | AnthropicThinking | AnthropicToolUse | AnthropicCompaction
 
 
 class AnthropicMessage(TypedDict):
@@ -155,7 +181,19 @@ class AnthropicInputDelta(TypedDict):
     partial_json: str
 
 
-BlockDelta = AnthropicTextDelta | AnthropicThinkingDelta | AnthropicSignatureDelta | AnthropicInputDelta
+class AnthropicCompactionDelta(TypedDict):
+    type: Literal["compaction_delta"]
+    content: str | None
+    encrypted_content: None
+
+
+BlockDelta = (
+    AnthropicCompactionDelta
+    | AnthropicTextDelta
+    | AnthropicThinkingDelta
+    | AnthropicSignatureDelta
+    | AnthropicInputDelta
+)
 
 
 class AnthropicBlockDelta(TypedDict):
@@ -264,6 +302,26 @@ class ToolUnresolved(InvalidParameter):
     details: ClassVar[AnthropicErrorDetails] = {"error_code": "tool_reference_unresolved"}
 
 
+class CompactionRefused(InvalidParameter):
+    """A `compaction` block cannot be read, or the conversation cannot be summarized.
+
+    Args:
+        code: the code by which Anthropic's client chooses the class of its exception.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.details: AnthropicErrorDetails = {"error_code": f"compaction_{code}"}
+
+
+class CompactionUnavailable(Overloaded):
+    """The model wrote no summary. The client may retry."""
+
+    details: ClassVar[AnthropicErrorDetails] = {"error_code": "compaction_unavailable"}
+
+
+_DETAILED = (ThreadsUnsupported, ThreadNotFound, ToolUnresolved, CompactionRefused, CompactionUnavailable)
+
 _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 529: "overloaded_error"}
 
 
@@ -284,7 +342,7 @@ class AnthropicErrors(ErrorFormat):
         status = self.status(error)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         detail: AnthropicErrorDetail = {"type": kind, "message": message}
-        if isinstance(error, ThreadsUnsupported | ThreadNotFound | ToolUnresolved):
+        if isinstance(error, _DETAILED):
             detail["details"] = error.details
         return {"type": "error", "error": detail}
 

@@ -13,20 +13,25 @@ from handler.core.errors import PromptTooLong
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.protocols.anthropic.api import AnthropicContext, AppliedEdit
+from handler.protocols.assistant.summary import Summarizing, default_threshold
 from handler.protocols.kernel.readers import NamedValue, integer, only
 from handler.protocols.kernel.schema import NULL, Shape, listing, nullable, record
 
 _THINKING: Final = "clear_thinking_20251015"
 _TOOL_USES: Final = "clear_tool_uses_20250919"
+_COMPACT: Final = "compact_20260112"
 
 CONTEXT_MANAGEMENT: Shape = nullable(
     record(
         {},
-        {"edits": nullable(listing(record({"type": {"enum": [_THINKING, _TOOL_USES]}})))},
+        {"edits": nullable(listing(record({"type": {"enum": [_THINKING, _TOOL_USES, _COMPACT]}})))},
         additionalProperties=NULL,
     )
 )
 """The schema of `context_management`, which `read_edits` reads."""
+
+_TRIGGER = 150_000
+"""The default trigger of a summary in tokens, unless the model's context is smaller."""
 
 CLEARED = "[cleared to save context]"
 """The content of a cleared result."""
@@ -105,7 +110,26 @@ class ClearToolUses(NamedTuple):
         return block
 
 
-Edit = ClearThinking | ClearToolUses
+class Compact(NamedTuple):
+    """Has the conversation summarized before the response.
+
+    Attributes:
+        trigger: the number of tokens above which the conversation is summarized, or None for the default.
+        instructions: what the model reads instead of the server's own instructions, or "".
+        pauses: whether the response ends after the summary.
+    """
+
+    trigger: int | None = None
+    instructions: str = ""
+    pauses: bool = False
+
+    def threshold(self, context_length: int | None) -> int:
+        """Return the number of tokens above which the conversation is summarized."""
+        return default_threshold(context_length, _TRIGGER) if self.trigger is None else self.trigger
+
+
+Clearing = ClearThinking | ClearToolUses
+Edit = Clearing | Compact
 
 
 def _blocks(messages: Sequence[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
@@ -127,7 +151,7 @@ class ContextEdits:
     """The edits of one request.
 
     Args:
-        edits: the edits in their order.
+        edits: the edits in their order. A summary follows all others.
         messages: the messages of the unedited conversation.
         num_reasoning: the number of them that have reasoning, after consecutive ones have been joined.
         build: returns the request with other messages.
@@ -135,6 +159,9 @@ class ContextEdits:
     Attributes:
         applied: the edits that removed something, as the response shows them.
         num_original: the number of prompt tokens before the edits, or None if no edit had to count them.
+        edited: the messages after the edits.
+        compact: the edit that has the edited conversation summarized, or None.
+        summarizing: has the edited conversation summarized if it is still too long, or None.
     """
 
     def __init__(
@@ -144,17 +171,20 @@ class ContextEdits:
         num_reasoning: int,
         build: Callable[[EditedMessages], Request],
     ) -> None:
-        self._edits = edits
+        self._edits = [edit for edit in edits if not isinstance(edit, Compact)]
+        self.compact = next((edit for edit in edits if isinstance(edit, Compact)), None)
         self._messages = messages
         self._num_reasoning = num_reasoning
         self._build = build
         self.applied: list[AppliedEdit] = []
         self.num_original: int | None = None
+        self.edited = EditedMessages(messages)
+        self.summarizing: Summarizing | None = None
 
     @property
     def needed(self) -> bool:
         """Whether an edit may remove something, so that tokens must be counted."""
-        return any(
+        return self.summarizing is not None or any(
             self._num_cleared(edit) > 0 if isinstance(edit, ClearThinking) else edit.may_clear(self._messages)
             for edit in self._edits
         )
@@ -178,29 +208,32 @@ class ContextEdits:
         except PromptTooLong as too_long:
             num_tokens, error = too_long.num_prompt, too_long
         self.applied, self.num_original = [], num_tokens
-        conversation = EditedMessages(self._messages)
+        self.edited = EditedMessages(self._messages)
         for edit in self._edits:
-            edited = self._edited(edit, conversation, num_tokens)
+            edited = self._edited(edit, self.edited, num_tokens)
             if edited is None:
                 continue
             changed, applied = edited
-            shorter = self._build(changed)
-            after = render(request._replace(messages=shorter.messages, media=shorter.media))
+            built = self._build(changed)
+            shorter = request._replace(messages=built.messages, media=built.media)
+            after = render(shorter)
             removed = num_tokens - len(after.ids)
             if isinstance(edit, ClearToolUses) and removed < max(1, edit.at_least):
                 continue
             applied["cleared_input_tokens"] = max(0, removed)
             self.applied.append(applied)
-            conversation, prompt, num_tokens = changed, after, len(after.ids)
+            self.edited, request, prompt, num_tokens = changed, shorter, after, len(after.ids)
         if prompt is None:
             assert error is not None, "the prompt was not rendered"
             raise error
-        return request, prompt
+        return (request, prompt) if self.summarizing is None else self.summarizing.shorten(request, prompt, render)
 
     def _num_cleared(self, edit: ClearThinking) -> int:
         return 0 if edit.keep is None else max(0, self._num_reasoning - edit.keep)
 
-    def _edited(self, edit: Edit, now: EditedMessages, num_tokens: int) -> tuple[EditedMessages, AppliedEdit] | None:
+    def _edited(
+        self, edit: Clearing, now: EditedMessages, num_tokens: int
+    ) -> tuple[EditedMessages, AppliedEdit] | None:
         """Return the conversation after an edit, and what the response says of the edit; or None if it is not due."""
         if isinstance(edit, ClearThinking):
             if not (num_cleared := self._num_cleared(edit)):
@@ -291,7 +324,25 @@ def _names(edit: Mapping[str, Any], name: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _compact(edit: Mapping[str, Any]) -> Compact:
+    only(edit, "type", "trigger", "instructions", "pause_after_compaction")
+    trigger = _quantity(edit, "trigger", 1, "input_tokens") or ("", None)
+    pauses = edit.get("pause_after_compaction")
+    if not isinstance(pauses, bool | None):
+        raise ValueError(f"{NamedValue('pause_after_compaction', pauses)}: must be true or false")
+    return Compact(trigger[1], read_instructions(edit), pauses is True)
+
+
+def read_instructions(value: Mapping[str, Any]) -> str:
+    """Return the instructions of a client for a summary, or "" if there are none."""
+    instructions = value.get("instructions")
+    if not isinstance(instructions, str | None):
+        raise ValueError(f"{NamedValue('instructions', instructions)}: must be a string")
+    return (instructions or "").strip()
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Edit]] = {
     _THINKING: _clear_thinking,
     _TOOL_USES: _clear_tool_uses,
+    _COMPACT: _compact,
 }

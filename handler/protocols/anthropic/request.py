@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, Sampling, StructuredOutput, new_secret
@@ -23,7 +23,24 @@ from handler.protocols.anthropic.api import (
     MessageEvent,
     in_anthropic_words,
 )
-from handler.protocols.anthropic.edits import CONTEXT_MANAGEMENT, ContextEdits, EditedMessages, read_edits
+from handler.protocols.anthropic.compaction import (
+    COMPACTION,
+    CompactingDocument,
+    CompactingStream,
+    Signer,
+    SummaryDocument,
+    SummaryStream,
+    check_signed,
+    check_summarizable,
+    read_summarize,
+    read_summary,
+)
+from handler.protocols.anthropic.edits import (
+    CONTEXT_MANAGEMENT,
+    ContextEdits,
+    EditedMessages,
+    read_edits,
+)
 from handler.protocols.anthropic.response import (
     THREAD,
     MessageDocument,
@@ -46,6 +63,7 @@ from handler.protocols.anthropic.tools import (
     read_tools,
 )
 from handler.protocols.assistant.answer import reasoning_family
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Asking, Summarizing, of_bounded_length, unshaped
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
@@ -129,7 +147,6 @@ TABLE = Table(
         "output_format": Parameter("structured_output", _output_format),
         **{name: CHAT.parameters[name] for name in ("chat_template_kwargs", "vllm_xargs", "watermarking")},
         "speed": unsupported("only the standard speed is available", "standard"),
-        "compaction": unsupported("the server does not summarize conversations"),
         "container": unsupported("the server has no containers"),
         "mcp_servers": unsupported("tools run on the client", []),
         "n": unsupported("a response has exactly one message", 1),
@@ -169,8 +186,8 @@ ACCEPTED = frozenset({"anthropic_version", "cache_control"})
 _ROLES = ("user", "assistant", "system")
 
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
-    "user": ("text", "image", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "user": ("text", "image", "tool_result", COMPACTION),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use", COMPACTION),
     "system": ("text", *CHANGES),
 }
 """Maps each role to the types of the blocks that its messages may contain."""
@@ -183,6 +200,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
     "tool_reference": frozenset({"type", "tool_name", "cache_control"}),
+    COMPACTION: frozenset({"type", "content", "encrypted_content", "signature", "tool_changes", "cache_control"}),
     **dict.fromkeys(CHANGES, frozenset({"type", "tool", "cache_control"})),
 }
 """Maps each block type to its known fields, some of which never affect the response."""
@@ -219,10 +237,13 @@ class MessagesReader(TurnsReader):
         continues: whether the response continues the last message.
         changes: what the messages say about the tools that the model may call, in the order of the messages.
         effort: the effort that the messages set for the response, or None if they set none.
+        signer: the signer of summaries.
     """
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, owner: str) -> None:
         super().__init__(context)
+        self.signer = Signer(context.sealer, owner)
+        self._num_instructions = 0  # messages of the chat that no summary stands for
         self.continues = False
         self.changes: list[ToolChange] = []
         self.effort: str | None = None
@@ -240,6 +261,7 @@ class MessagesReader(TurnsReader):
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
+        self._num_instructions = len(self.chat)
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidPayload("'messages' must be a non-empty list")
@@ -276,6 +298,7 @@ class MessagesReader(TurnsReader):
                 raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
             if message.get("role") not in _ROLES:
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
+        check_signed(conversation, paths)
         hidden = hidden_messages(conversation, paths)
         changing = dict[int, str]()
         for index, (at, message) in enumerate(zip(paths, conversation, strict=True)):
@@ -314,10 +337,20 @@ class MessagesReader(TurnsReader):
             self.unknown["messages[].content[].redacted_thinking"] = None
         elif kind == "tool_use":
             add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
+        elif kind == COMPACTION:
+            self._read_summary(role, block, at)
         elif kind in CHANGES:
             self.changes.append(read_change(block, at, self.unknown))
         else:
             self.chat.append(self._read_result(block, at))
+
+    def _read_summary(self, role: str, block: Mapping[str, Any], at: str) -> None:
+        """Read a block with a summary, which replaces all messages before it."""
+        summary = read_summary(block, at, self.signer)
+        if summary is None:
+            return add_to_turn(self.chat, role)
+        del self.chat[self._num_instructions :]
+        add_to_turn(self.chat, "user", content=BEFORE + summary)
 
     def _add_text(self, role: str, text: str) -> None:
         """Add text. Lines of system text for Anthropic's servers are dropped, because they differ between sessions."""
@@ -511,7 +544,9 @@ _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream")}
 _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 """The fields that are passed to the chat unchanged."""
 
-FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
+_COMPACTION = record({"type": {"enum": ["summarize"]}}, {"instructions": nullable(TEXT)}, additionalProperties=NULL)
+
+FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING, COMPACTION: nullable(_COMPACTION)}
 
 PING = encode({"type": "ping"})
 """The event that keeps a silent stream open."""
@@ -559,7 +594,12 @@ class AnthropicMessages(OpenAiDialect):
             raise InvalidPayload("'max_tokens' is required")
         sent_body, body = body, continued(body, context, request_context)
         thinking = NamedValue("thinking", body.get("thinking")).optional(read_thinking) or Thinking()
-        reader = MessagesReader(context)
+        instructions = NamedValue(COMPACTION, body.get(COMPACTION)).optional(read_summarize)
+        summarizes = instructions is not None and self.computes
+        if summarizes:
+            _check_alone(body)
+            body = {**body, "messages": [*body["messages"], _user(instructions or PROMPT)]}
+        reader = MessagesReader(context, request_context.owner)
         reader.read(body, request_context.recalled.history)
         edits = NamedValue("context_management", body.get("context_management")).optional(read_edits)
         arguments, unheeded = thinking.template_arguments(context)
@@ -577,26 +617,60 @@ class AnthropicMessages(OpenAiDialect):
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded, *unheeded_budget(body))
         keeping = make_keeping(sent_body, request_context.keeper) if self.computes else None
-        chat = _CHAT.translate(body, fields, reader.conversation(), called, context, request_context)
+        translate = partial(_CHAT.translate, body, context=context, request_context=request_context)
+        if summarizes:
+            fields, called = {**fields, **_UNSHAPED}, {**called, "tool_choice": "none"}
+        chat = translate(fields, reader.conversation(), called)
         ignored += [*map(in_anthropic_words, chat.ignored), *self.no_effect(body)]
         chat = chat._replace(ignored=ignored)
+        if summarizes:
+            chat = chat._replace(request=of_bounded_length(unshaped(chat.request)))
+            return self._respond(chat, thinking, keeping, signer=reader.signer)
         if edits is None:
             return self._respond(chat, thinking, keeping)
-
         history = request_context.recalled.history
+        read_again = partial(_read_again, body, context=context, owner=request_context.owner)
 
         def build(edited: EditedMessages) -> Request:
-            conversation = _read_again(edited, body, len(history), context)
-            return _CHAT.translate(body, fields, conversation, called, context, request_context).request
+            return translate(fields, read_again(edited, len(history)), called).request
 
         context_edits = ContextEdits(edits, [*history, *body["messages"]], reader.num_reasoning, build)
+        if (compact := context_edits.compact) is not None and self.computes:
+            if body["max_tokens"] == 0:
+                raise InvalidPayload("max_tokens=0: there is no response that a summary could precede")
+
+            def ask() -> Asking:
+                edited = context_edits.edited
+                extended = edited._replace(messages=[*edited.messages, _user(compact.instructions or PROMPT)])
+                conversation, more = read_again(extended, len(history)), {**called, "tool_choice": "none"}
+                summary = translate({**fields, **_UNSHAPED, "max_tokens": None}, conversation, more)
+                return Asking(of_bounded_length(unshaped(summary.request)), summary.format.form)
+
+            def go_on(summary: str) -> Request:
+                block = {"type": COMPACTION, "content": summary}
+                conversation = read_again(EditedMessages([{"role": "user", "content": [block]}]), 0)
+                return translate(fields, conversation, called).request
+
+            context_edits.summarizing = Summarizing(
+                compact.threshold(context.most_tokens()), context.most_tokens, ask, go_on
+            )
         if context_edits.needed:
             chat = chat._replace(request=chat.request._replace(edit=context_edits.edit))
         return self._respond(chat, thinking, keeping, context_edits)
 
     def _respond(
-        self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None, edits: ContextEdits | None = None
+        self,
+        chat: ParsedChat,
+        thinking: Thinking,
+        keeping: ThreadKeeping | None,
+        edits: ContextEdits | None = None,
+        signer: Signer | None = None,
     ) -> ParsedRequest:
+        """Return the parsed request with its reply.
+
+        Args:
+            signer: the signer of the summary that is the response, or None if the response is a message.
+        """
         sampling = chat.request.sampling
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
@@ -604,13 +678,50 @@ class AnthropicMessages(OpenAiDialect):
             id, chat.head.model, chat.format.form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping, edits
         )
         streams = chat.framing is not JSON
-        reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
+        reply = _reply(settings, signer, streams=streams)
         if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
             alone = Sampling(max_new_tokens=1, logprobs=False, cache_salt=sampling.cache_salt)
             request = request._replace(sampling=alone, read_prompt=None)
             reply = PromptOnly(reply)
         parsed = ParsedRequest((request,), reply, self.errors, chat.ignored, streams=streams, keeps=keeping is not None)
+        if edits is not None and edits.summarizing is not None:
+            parsed = parsed._replace(follow_up=edits.summarizing.follow_up)
         return parsed._replace(keep_alive=PING) if streams else parsed
+
+
+_UNSHAPED = {"output_config": None, "output_format": None, "stop_sequences": None, "continue_final_message": False}
+"""The fields of a chat that do not apply to a summary."""
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _check_alone(body: Mapping[str, Any]) -> None:
+    """Check a body with `compaction`.
+
+    Raises:
+        InvalidParameter: another field contradicts it.
+        CompactionRefused: there is nothing to summarize.
+    """
+    for name in ("context_management", "thread"):
+        if body.get(name) is not None:
+            raise InvalidParameter(f"{COMPACTION}: cannot be combined with {name}; omit one of them")
+    if body["max_tokens"] == 0:
+        raise InvalidParameter(f"{COMPACTION}: the summary needs tokens; set max_tokens")
+    check_summarizable(body.get("messages"))
+    if not isinstance(body.get("messages"), list):
+        raise InvalidPayload("'messages' must be a non-empty list")
+
+
+def _reply(settings: MessageSettings, signer: Signer | None, *, streams: bool) -> Reply:
+    if signer is not None:
+        return SummaryStream(settings, signer) if streams else SummaryDocument(settings, signer)
+    edits = settings.edits
+    if edits is not None and edits.compact is not None and edits.summarizing is not None:
+        compacting = CompactingStream if streams else CompactingDocument
+        return compacting(settings, edits.summarizing, pauses=edits.compact.pauses)
+    return MessageStream(settings) if streams else MessageDocument(settings)
 
 
 class AnthropicCountTokens(AnthropicMessages):
@@ -628,7 +739,12 @@ class AnthropicCountTokens(AnthropicMessages):
     )
 
     def _respond(
-        self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None, edits: ContextEdits | None = None
+        self,
+        chat: ParsedChat,
+        thinking: Thinking,
+        keeping: ThreadKeeping | None,
+        edits: ContextEdits | None = None,
+        signer: Signer | None = None,
     ) -> ParsedRequest:
         def document(number: int) -> AnthropicCount:
             if edits is None:
@@ -640,10 +756,10 @@ class AnthropicCountTokens(AnthropicMessages):
 
 
 def _read_again(
-    edited: EditedMessages, body: Mapping[str, Any], num_before: int, context: ServerContext
+    body: Mapping[str, Any], edited: EditedMessages, num_before: int, *, context: ServerContext, owner: str
 ) -> Conversation:
     """Return the chat of an edited conversation, whose first `num_before` messages are earlier ones of the thread."""
-    reader = MessagesReader(context)
+    reader = MessagesReader(context, owner)
     reader.read({**body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])
     if edited.num_reasoning is not None:
         reader.clear_thinking(edited.num_reasoning)

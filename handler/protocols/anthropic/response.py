@@ -244,6 +244,9 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
             pieces = {}
         elif event["type"] == "content_block_delta":
             delta: Any = event["delta"]
+            if delta["type"] == "compaction_delta":
+                content[-1]["content"] = delta["content"]
+                continue
             field = "partial_json" if delta["type"] == "input_json_delta" else delta["type"].removesuffix("_delta")
             pieces.setdefault(field, []).append(delta[field])
         else:
@@ -383,16 +386,25 @@ class MessageStream(BlockStream):
         remainder = self._token(position, token) if token.text else b""
         remainder += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
         remainder += self._render(self._blocks.end())
+        stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
+        return remainder + self._stored() + self._message_end(stop)
+
+    def _stored(self) -> bytes:
+        """Store the message in its thread, if it belongs to one."""
         if self._settings.keeping is not None:
             self._settings.keeping.end(self._settings.id, gather(self._kept))
-        stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
-        counts = self._settings.usage(
-            self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning
-        )
-        end: AnthropicMessageDelta = {"type": "message_delta", "delta": stop, "usage": counts}
+        return b""
+
+    def _message_end(self, stop: AnthropicStop) -> bytes:
+        end: AnthropicMessageDelta = {"type": "message_delta", "delta": stop, "usage": self._counts()}
         if self._settings.edits is not None:
             end["context_management"] = self._settings.edits.shown()
-        return remainder + encode(end) + encode({"type": "message_stop"})
+        return encode(end) + encode({"type": "message_stop"})
+
+    def _counts(self) -> AnthropicUsage:
+        return self._settings.usage(
+            self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning
+        )
 
 
 class MessageDocument(WholeReply):
@@ -411,9 +423,14 @@ class MessageDocument(WholeReply):
         counts = settings.usage(self._num_prompt_tokens, num_cached, num_tokens, num_reasoning)
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
         stop = settings.stop(sequence.finish, sequence.text, num_tokens, called=called)
+        return self._message(content, counts, stop)
+
+    def _message(self, content: Sequence[Block], counts: AnthropicUsage, stop: AnthropicStop) -> AnthropicMessage:
+        """Return the message, after it has been stored in its thread."""
+        settings = self._settings
         if settings.keeping is not None:
             settings.keeping.end(settings.id, content)
-        message: AnthropicMessage = {**settings.message(0), "content": content, "usage": counts, **stop}
+        message: AnthropicMessage = {**settings.message(0), "content": [*content], "usage": counts, **stop}
         if settings.edits is not None:
             message["context_management"] = settings.edits.shown()
         return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,19 @@ _UNSHAPED: Mapping[str, Any] = {
     "ignore_eos": False, "n": 1, "best_of": 1,
 }  # fmt: skip
 """Parameters of a response that must not shape a summary, by field of Sampling."""
+
+
+_SHARE = 0.8
+"""The share of the model's context above which a conversation is summarized, unless the request sets a threshold."""
+
+
+def default_threshold(context_length: int | None, most: int = sys.maxsize) -> int:
+    """Return the number of tokens above which a conversation is summarized, at most `most`.
+
+    Args:
+        context_length: the maximum number of tokens in a prompt and its response, or None while it is unknown.
+    """
+    return most if context_length is None else min(most, int(context_length * _SHARE))
 
 
 def of_bounded_length(request: Request) -> Request:
@@ -113,6 +127,7 @@ class Summarizing:
     Attributes:
         due: whether the engine writes a summary first. It is known once the prompt has been rendered.
         summary: the summary, once it is written.
+        failed: whether the model has written none, but is to respond without it.
     """
 
     def __init__(
@@ -129,6 +144,7 @@ class Summarizing:
         self._request: Request | None = None
         self._form = ResponseForm()
         self.summary = ""
+        self.failed = False
 
     @property
     def due(self) -> bool:
@@ -140,7 +156,10 @@ class Summarizing:
         Raises:
             PromptTooLong: the model's context has no room for a summary.
         """
-        prompt = render(request)
+        return self.shorten(request, render(request), render)
+
+    def shorten(self, request: Request, prompt: Prompt, render: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
+        """Do the same as `edit` for a prompt that has been rendered."""
         if len(prompt.ids) <= self._threshold:
             return request, prompt
         other, self._form = self._ask()
@@ -164,8 +183,10 @@ class Summarizing:
 
         The response may be shorter than requested, because the client could not foresee the length of the summary.
         """
-        if self._request is None or not self.summary:
+        if self._request is None or not (self.summary or self.failed):
             return None
+        if self.failed:
+            return self._request._replace(edit=None)
         after = self._go_on(self.summary)
         return self._request._replace(messages=after.messages, media=after.media, edit=None, fill_context=True)
 

@@ -6,7 +6,6 @@ Sources: OpenAI's guide "Compaction"; the types of its Python client, 3.57. Code
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from handler.core.sealing import Sealer
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
-from handler.protocols.assistant.summary import BEFORE, Summarizing, SummaryReader, text_of
+from handler.protocols.assistant.summary import BEFORE, Summarizing, SummaryReader, default_threshold, text_of
 from handler.protocols.kernel.readers import integer, only
 from handler.protocols.kernel.reply import TokenEncoder
 from handler.protocols.responses.api import CompactedResponse, CompactionItem, OpenAiResponse
@@ -33,9 +32,6 @@ from handler.protocols.responses.response import (
 
 Item = tuple[str, Any]
 """An item, with its path in the body before it."""
-
-_SHARE = 0.8
-"""The share of the model's context above which a conversation is summarized, unless the request sets a threshold."""
 
 COMPACTION, TRIGGER = "compaction", "compaction_trigger"
 """The types of the item with a summary, and of the last item of a request for one."""
@@ -117,7 +113,7 @@ def read_threshold(value: Any, context_length: int | None) -> int | None:
     only(value[0], "type", "compact_threshold")
     threshold = value[0].get("compact_threshold")
     if threshold is None:
-        return sys.maxsize if context_length is None else int(context_length * _SHARE)
+        return default_threshold(context_length)
     return integer(1)(threshold)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from websockets.sync.client import connect
 
-from handler.protocols.responses.compaction import PROMPT as SUMMARIZE
+from handler.protocols.assistant.summary import PROMPT as SUMMARIZE
 from tests.clients import toolchains
 from tests.clients.agents.scripted import ASKING, Model, call, said_by, scripted
 from tests.clients.driver import Driver, python_client, skipped_without
@@ -479,4 +479,44 @@ def test_codex_goes_on_with_a_summary(kind: type[Codex], tmp_path: Path, model: 
     before = model.front.log
     assert "FOUND True, CALLS 0, ASKED True" in codex.answers("What does the file say?")
     assert "outcome=refused" not in model.front.log.removeprefix(before)
+    assert trap.asked == []
+
+
+# -- sessions that pass the model's context, as `lmi launch` sets the programs up -----------------------------------
+
+
+_CONTEXT = 80_000
+_ASKS = re.compile("CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond|create a detailed summary")
+SUMMARY = "The file said that the sky is green. Next: say so."
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with scripted(tmp_path_factory.mktemp("small"), f"option.max_model_len={_CONTEXT}") as model:
+        yield model
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, CodexOverHttp])
+def test_a_session_passes_the_context(kind: type[CodingAgent], tmp_path: Path, small_model: Model, trap: Trap) -> None:
+    """The program asks for a summary in time, and goes on with it; no prompt is too long."""
+    with skipped_without():
+        agent = kind(tmp_path, small_model.url, trap)
+        agent.program()
+
+    def answer(prompt: str) -> str:
+        users = said_by("user", prompt)
+        if _ASKS.search(users[-1]):
+            return f"<summary>{SUMMARY}</summary>"
+        if SUMMARY in prompt:
+            return f"FOUND {len(said_by('tool', prompt))}"
+        return agent.runs("cat fact.txt; seq 100000 101500")
+
+    small_model.says(answer)
+    before = small_model.front.log
+    output = agent.answers("Read the file, again and again.")
+    log = small_model.front.log.removeprefix(before)
+    assert re.search(r"FOUND [01]\b", output), "of all results, at most the latest is still there"
+    assert "outcome=refused" not in log
+    assert max(map(int, re.findall(r"prompt_tokens=(\d+)", log))) > _CONTEXT / 2
+    assert len(small_model.prompts) > 3
     assert trap.asked == []

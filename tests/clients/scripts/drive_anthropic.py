@@ -56,6 +56,14 @@ class AnthropicClient:
             if what == "gathered":
                 with client.messages.stream(**arguments) as stream:
                     return stream.get_final_message().model_dump()
+            if what == "beta":
+                return client.beta.messages.create(**arguments).model_dump()
+            if what == "beta_count":
+                return client.beta.messages.count_tokens(**arguments).model_dump()
+            if what == "beta_gathered":
+                with client.beta.messages.stream(**arguments) as stream:
+                    seen = [event.type for event in stream]
+                    return {**stream.get_final_message().model_dump(), "events": seen}
             return client.messages.create(**arguments).model_dump()
 
     def stream(self, url: str, prompt: str, options: dict[str, Any]) -> Iterator[Any]:
@@ -93,6 +101,14 @@ class AnthropicClient:
             if what == "gathered":
                 async with client.messages.stream(**arguments) as stream:
                     return (await stream.get_final_message()).model_dump()
+            if what == "beta":
+                return (await client.beta.messages.create(**arguments)).model_dump()
+            if what == "beta_count":
+                return (await client.beta.messages.count_tokens(**arguments)).model_dump()
+            if what == "beta_gathered":
+                async with client.beta.messages.stream(**arguments) as stream:
+                    seen = [event.type async for event in stream]
+                    return {**(await stream.get_final_message()).model_dump(), "events": seen}
             return (await client.messages.create(**arguments)).model_dump()
 
     async def stream_async(self, url: str, prompt: str, options: dict[str, Any]) -> AsyncIterator[Any]:
@@ -157,7 +173,7 @@ def _asked(prompt: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     what = options.pop("what", "message")
     if what == "check":
         return what, options
-    limit = {} if what == "count" else {"max_tokens": 24}
+    limit = {} if what in ("count", "beta_count") else {"max_tokens": 24}
     return what, {"model": "model", "messages": [{"role": "user", "content": prompt}], **limit, **options}
 
 

@@ -247,10 +247,13 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
         (talk([{"type": "image", "source": {}}]), "messages[0].content[0]: 'image' is not supported: the engine"),
         (talk([{"type": "document"}]), "messages[0].content[0]: 'document' is not supported: send its text in a block"),
         (talk([{"type": "search_result"}]), "'search_result' is not supported: send its text in a block"),
-        (talk([{"type": "sound"}]), "'sound' is not supported: the type must be text, image or tool_result"),
+        (
+            talk([{"type": "sound"}]),
+            "'sound' is not supported: the type must be text, image, tool_result or compaction",
+        ),
         (
             talk([{"type": "redacted_thinking", "data": ""}]),
-            "'redacted_thinking' is not supported: the type must be text, image or tool_result",
+            "'redacted_thinking' is not supported: the type must be text, image, tool_result or compaction",
         ),
         (
             talk("a", [{"type": "server_tool_use"}]),

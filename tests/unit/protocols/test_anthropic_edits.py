@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -11,11 +12,12 @@ import pytest
 
 from handler.core.errors import InvalidParameter, PromptTooLong
 from handler.core.text import Prompt
-from handler.core.values import Request
+from handler.core.values import Delta, Request
+from handler.protocols.anthropic.api import CompactionUnavailable
 from handler.protocols.anthropic.edits import CLEARED
 from handler.protocols.kernel.dialect import ParsedRequest
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import VOCABULARY, saying
+from tests.unit.protocols.answers import VOCABULARY, failing, saying
 from tests.unit.protocols.test_anthropic import HERMES, THOUGHT, parse, talk, text
 
 WORDS = 10 - len(CLEARED.split())
@@ -274,3 +276,82 @@ def test_a_stream_says_what_was_removed_at_its_end() -> None:
 def test_refusals_name_what_is_wrong_in_an_edit(edits: list[Any], message: str) -> None:
     with pytest.raises(InvalidParameter, match=re.escape(message)):
         parse(talk("a", context_management={"edits": edits}))
+
+
+# -- summaries that the model does not write ---------------------------------------------------------------------------
+
+
+def compacting(**more: Any) -> ParsedRequest:
+    """A request whose conversation is summarized, as the engine gets it."""
+    edit = {"type": "compact_20260112", "trigger": tokens(1), **more.pop("edit", {})}
+    parsed = parse(talk("a", "b", "c", context_management={"edits": [edit]}, **more))
+    [request] = parsed.requests
+    assert request.edit is not None
+    first, _ = request.edit(request, render)
+    parsed.reply.start(0, 5)
+    return parsed._replace(requests=(first,))
+
+
+def feed(parsed: ParsedRequest, index: int, script: list[Delta]) -> str:
+    return b"".join(parsed.reply.feed(index, delta) for delta in script).decode()
+
+
+def test_without_a_summary_the_model_responds_to_the_conversation() -> None:
+    """It does not pause either."""
+    for stream, edit in itertools.product((False, True), ({}, {"pause_after_compaction": True})):
+        parsed = compacting(stream=stream, edit=edit)
+        events = feed(parsed, 0, saying(" \n"))
+        assert parsed.follow_up is not None
+        following = parsed.follow_up()
+        assert following is not None
+        assert [message["content"] for message in following.messages] == ["a", "b", "c"]
+        assert not parsed.reply.finished
+        parsed.reply.start(1, 7)
+        events += feed(parsed, 1, saying("ok"))
+        assert parsed.reply.finished
+        assert '"content":null' in events
+        assert '"stop_reason":"end_turn"' in events
+        if not stream:
+            message = json.loads(events)
+            assert message["content"][0] == {"type": "compaction", "content": None}
+            assert [each["type"] for each in message["usage"]["iterations"]] == ["compaction", "message"]
+            assert message["usage"]["input_tokens"] == 7
+
+
+def test_an_engine_that_fails_in_a_summary_fails_the_response() -> None:
+    parsed = compacting(stream=True)
+    events = feed(parsed, 0, failing(2))
+    assert events.rpartition("event: ")[2].startswith("error")
+    assert "content_block_delta" not in events
+
+
+@in_one_test("stream", [False, True])
+def test_a_summary_on_request_that_is_empty_is_unavailable(stream: bool) -> None:
+    parsed = parse(talk("a", "b", "c", compaction={"type": "summarize"}, stream=stream))
+    parsed.reply.start(0, 5)
+    if stream:
+        last = json.loads(feed(parsed, 0, saying(" ", 1)).rpartition("data: ")[2])
+    else:
+        with pytest.raises(CompactionUnavailable) as raised:
+            feed(parsed, 0, saying(" ", 1))
+        response = parsed.errors.whole(raised.value)
+        assert response.status == 529
+        last = json.loads(response.body)
+    error = last["error"]
+    assert (error["type"], error["details"]) == ("overloaded_error", {"error_code": "compaction_unavailable"})
+
+
+def test_a_summary_calls_no_tools_and_has_no_format() -> None:
+    tools = [{"name": "read", "input_schema": {"type": "object"}}]
+    format = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    more: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "any"}, "stop_sequences": ["x"]}
+    summarize = {"compaction": {"type": "summarize"}}
+    for shaped in (
+        compacting(**more),
+        compacting(output_config=format),
+        parse(talk("a", **more, **summarize)),
+        parse(talk("a", output_config=format, **summarize)),
+    ):
+        sampling = shaped.requests[0].sampling
+        assert (sampling.structured_output, sampling.stop) == (None, ())
+    assert compacting(**more).requests[0].sampling.max_new_tokens == 8192

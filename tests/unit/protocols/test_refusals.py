@@ -124,7 +124,6 @@ def user(part: Any) -> dict[str, Any]:
         ("anthropic_messages", talk(user({"type": "image", "source": {"type": "file", "file_id": "f"}})),
          "'file' is not supported: files are not stored"),
         ("anthropic_messages", talk(user({"type": "container_upload", "file_id": "f"})), "server has no containers"),
-        ("anthropic_messages", {**talk(), "compaction": {"type": "enabled"}}, "compaction={\"type\": \"enabled\"}: is"),
     ],
 )  # fmt: skip
 def test_parts_of_messages_that_are_elsewhere(dialect: str, body: Any, message: str) -> None:
