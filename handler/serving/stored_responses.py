@@ -193,12 +193,12 @@ class ResponseDatabase:
             return is_kept
 
     def _insert(
-        self, owner: str, answer: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int
+        self, owner: str, response: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int
     ) -> None:
-        now, first = self._clock(), len(answer.given)
-        items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
+        now, first = self._clock(), len(response.given)
+        items = [(response.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
         expires = now + self._config.responses_expiration
-        values = (answer.id, owner, answer.kind, answer.previous, answer.failed, head, size, now, expires)
+        values = (response.id, owner, response.kind, response.previous, response.failed, head, size, now, expires)
         self._database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         self._database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
 
