@@ -525,11 +525,13 @@ def test_where_no_conversations_are_stored(echo_server: LiveServer, server: Live
     for method, path in (("POST", ""), ("GET", "/conv_0"), ("GET", "/conv_0/items")):
         status, message, _, _ = error(call(echo_server, method, path))
         assert (status, message) == (404, "conversations are not stored on this server (option.responses_store)")
-    for host, path, status in (
-        (echo_server, RESPONSES, 400), (echo_server, "/invocations", 424), (server, "/invocations", 424)
-    ):  # fmt: skip
-        found = host.post({"input": "a", "conversation": "conv_0"}, path)
-        assert (found.status_code, "conversations are not stored" in found.text) == (status, True), found.text
+    route = {"x-amzn-sagemaker-custom-attributes": "route=/v1/responses"}
+    body = {"input": "a", "conversation": "conv_0"}
+    for path, headers in ((RESPONSES, {}), ("/invocations", route)):
+        found = echo_server.post(body, path, headers=headers)
+        assert (found.status_code, "conversations are not stored" in found.text) == (400, True), found.text
+    found = server.post(body, headers={**ANN, **route})
+    assert error(found) == (404, "Conversation with id 'conv_0' not found.", "conversation", None)
 
 
 @pytest.mark.parametrize("coding", ["gzip", ""])
