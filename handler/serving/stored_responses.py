@@ -6,6 +6,7 @@ SQLite stores the responses on a separate thread. A response belongs to the API 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sqlite3
 import threading
@@ -21,7 +22,8 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
 from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
-from handler.protocols.kernel.stored import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptAnswer, KeptItem, Recalled, State, Wanted, kept_items
+from handler.serving.background.tables import BackgroundTables
 from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")
@@ -53,6 +55,14 @@ SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers
 SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
+CREATE TABLE IF NOT EXISTS runs (
+    answer TEXT PRIMARY KEY REFERENCES answers (id) ON DELETE CASCADE, server TEXT NOT NULL, streams INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS runs_by_server ON runs (server);
+CREATE TABLE IF NOT EXISTS events (
+    answer TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE, first INTEGER NOT NULL, number INTEGER NOT NULL,
+    data BLOB NOT NULL, PRIMARY KEY (answer, first)
+);
 """
 """Statements to run each time the database is opened. The queries fail on the database of another program. The other
 statements update the indexes.
@@ -73,10 +83,15 @@ _TOO_MANY = f"""
 DELETE FROM answers WHERE id IN (
     SELECT id FROM (
         SELECT id, row_number() OVER latest AS number, sum(size + {_OVERHEAD}) OVER latest AS bytes FROM answers
-        WHERE owner = ? WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
+        WHERE owner = ? WINDOW latest AS (ORDER BY failed = 2 DESC, used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
     ) WHERE number > ? OR bytes > ?
-)
+) AND failed != 2
 """
+"""Statement that deletes the least recently used responses beyond the limits, but no response that is being generated.
+"""
+_FAILED = 1
+IN_PROGRESS = 2
+"""Values of the column `failed`. A response in the database is only in progress if it is a background response."""
 
 
 ItemPage = tuple[list[Any], bool]
@@ -104,12 +119,15 @@ class ResponseDatabase:
 
     def __init__(self, directory: Path | None, config: Config, clock: Callable[[], float] = time.time) -> None:
         self._config, self._clock = config, clock
+        self.directory = directory
         self.most_bytes = config.responses_max_bytes
         path = None if directory is None else directory / _FILE
         self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
+        self.background = BackgroundTables(self, self._database, config, clock)
         self.may_be_full = False
         """Whether an owner may have no room for another response, according to the last query."""
         self._room("")
+        self.background.recover()
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -119,7 +137,7 @@ class ResponseDatabase:
         """Delete expired responses."""
         now = (self._clock(),)
         if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
-            with self._writing() as database:
+            with self.writing() as database:
                 database.execute("DELETE FROM answers WHERE expires <= ?", now)
 
     def wait_at_most(self, seconds: float) -> None:
@@ -137,24 +155,57 @@ class ResponseDatabase:
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
         """
+        with self.writing():
+            self.insert(owner, answer, head, encoded_items, size)
+
+    def insert(
+        self,
+        owner: str,
+        answer: KeptAnswer,
+        head: bytes,
+        encoded_items: Sequence[KeptItem],
+        size: int,
+        *,
+        failed: int = 0,
+    ) -> None:
+        """Insert a response as `keep` does, within a transaction.
+
+        Args:
+            failed: value of the column, by default as the response tells.
+        """
         now, first = self._clock(), len(answer.given)
         items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
-        previous, failed, expires = answer.previous, answer.failed, now + self._config.responses_expiration
-        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, expires)
-        with self._writing() as database:
-            database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
-            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
-            number, held, room = self._room(owner)
-            if number > self._config.responses_max or held > room:
-                database.execute(_TOO_MANY, (owner, self._config.responses_max, room))
-                if database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is None:
-                    raise self._full(size)
+        expires = now + self._config.responses_expiration
+        values = (answer.id, owner, answer.kind, answer.previous, failed or answer.failed, head, size, now, expires)
+        database = self._database
+        database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
+        database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
+        self.make_room(owner, answer.id, size)
+
+    def make_room(self, owner: str, id: str, size: int) -> None:
+        """Delete the least recently used responses of an owner until the others have room, within a transaction.
+
+        Args:
+            id: the response that needs the room.
+            size: its size in bytes.
+
+        Raises:
+            Unavailable: there is no room for this response, or too many responses of the owner are in progress.
+        """
+        number, held, room = self._room(owner)
+        if number <= self._config.responses_max and held <= room:
+            return
+        self._database.execute(_TOO_MANY, (owner, self._config.responses_max, room))
+        number, held, room = self._room(owner)
+        is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (id,)).fetchone() is not None
+        if not is_kept or number > self._config.responses_max or held > room:
+            raise self._full(size)
 
     def check_room(self, owner: str, size: int) -> None:
         """Raise Unavailable if there is no room for a response of this size."""
         self.remove_expired()
-        with self._reading():
+        with self.reading():
             _, _, room = self._room(owner)
         if size + _OVERHEAD > room:
             raise self._full(size)
@@ -181,7 +232,7 @@ class ResponseDatabase:
         Args:
             reserve: called with the size in bytes of stored JSON before it is decoded. It may raise an error.
         """
-        with self._writing():
+        with self.writing():
             read = self._conversation(owner, references, reserve) if references.previous else _Read()
             if read.state == "found" and references.items:
                 read = self._with_items(read, owner, references, reserve)
@@ -214,7 +265,7 @@ class ResponseDatabase:
         if not chain:
             return _Read("missing")
         if chain[-1][2]:
-            return _Read("failed")
+            return _Read("failed" if chain[-1][2] == _FAILED else "in_progress")
         if chain[0][1]:
             return _Read("broken")
         size = sum(row[3] for row in chain)
@@ -238,21 +289,20 @@ class ResponseDatabase:
         return [item for (item,) in self._database.execute(query, (id, output_only))]
 
     def _head(self, owner: str, id: str) -> bytes | None:
-        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
-        kind: Kind = "response"
-        row = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
+        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
+        row = self._database.execute(query, (id, owner, self._clock())).fetchone()
         return None if row is None else row[0]
 
     def response(self, owner: str, id: str) -> dict[str, Any] | None:
         """Return a response, or None if the owner has no response with this id."""
-        with self._reading():
+        with self.reading():
             head = self._head(owner, id)
             output = [] if head is None else self._items(id, output_only=True)
         return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
 
     def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
         """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
-        with self._reading():
+        with self.reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
         return None if rows is None else ([*map(load_json, rows[:limit])], len(rows) > limit)
 
@@ -271,19 +321,19 @@ class ResponseDatabase:
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
-        with self._writing() as database:
-            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
+        with self.writing() as database:
+            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
             return database.execute(query, (id, owner, self._clock())).rowcount > 0
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """Run the block in a write transaction, which excludes other writers and is rolled back after an exception."""
         with self._database:  # this commits or rolls back
             self._database.execute("BEGIN IMMEDIATE")
             yield self._database
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """Run the block in a read transaction, so that it does not see changes by other processes."""
         with self._database:
             self._database.execute("BEGIN")
@@ -366,6 +416,19 @@ class ResponseStore:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self._submit(owner, lambda: self._database.delete(owner, id))
 
+    def call(self, owner: str, method: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a method of the database.
+
+        Raises:
+            Overloaded: too many calls are waiting.
+        """
+        return self._submit(owner, functools.partial(method, *arguments))
+
+    @property
+    def background(self) -> BackgroundTables:
+        """The tables of background responses. Call their methods by `call` or `write`."""
+        return self._database.background
+
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
         in_progress = InProgress(owner, answer)
@@ -444,11 +507,13 @@ class ResponseStore:
             del call  # it refers to a response
             if self._closed and not self._calls:
                 break
+        self._database.background.close()
         self._database.close()
 
     def _remove_expired(self) -> None:
         try:
             self._database.remove_expired()
+            self._database.background.recover()
         except sqlite3.Error as error:  # for example a full disk
             log.error("expired responses could not be removed: %s", error)
 

@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import dumps
 
-Kind = Literal["response", "thread"]
-"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API."""
+Kind = Literal["response", "thread", "background"]
+"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API. "background"
+is a background response with `store=false`, which clients may poll for some time, but which no request continues.
+"""
 
 
 class Wanted(NamedTuple):
@@ -103,6 +105,20 @@ class KeptAnswer(NamedTuple):
     head: Mapping[str, Any]
     given: Sequence[KeptItem]
     output: Sequence[Mapping[str, Any]]
+
+
+class Detached(NamedTuple):
+    """A response that is generated in the background, while its client polls it or reads its events.
+
+    Attributes:
+        answer: the response as it is stored until it has ended.
+        events: its first events, each framed.
+        streams: whether clients may read its events.
+    """
+
+    answer: KeptAnswer
+    events: Sequence[bytes]
+    streams: bool
 
 
 class Keeper(Protocol):

@@ -61,6 +61,7 @@ from handler.protocols.responses.api import (
     ResponseStart,
     ResponseTokens,
 )
+from handler.protocols.responses.background import BACKGROUND, detached, read_background, read_options
 from handler.protocols.responses.compaction import (
     COMPACTION,
     PROMPT,
@@ -151,7 +152,8 @@ TABLE = Table(
         "store": unsupported(
             "responses are not stored (option.responses_store); send store=false, or omit store", False
         ),
-        "background": unsupported("a response is only generated while the client waits for it", False),
+        "background": unsupported("responses are not stored (option.responses_store); omit background", False),
+        "background_options": Parameter("", read_options),
         "truncation": unsupported("the input is never truncated", "disabled"),
         "top_logprobs": unsupported("use top_logprobs on /v1/chat/completions", 0),
         "include": Parameter("", _include),
@@ -623,7 +625,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 # -- stored responses: `store`, `previous_response_id` and references to items -----------------------------------------
 
 
-STORED_FIELDS = ("store", "previous_response_id")
+STORED_FIELDS = ("store", "previous_response_id", BACKGROUND)
 """The fields that are supported only if responses are stored."""
 
 MAX_REFERENCES = 1000
@@ -634,7 +636,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
-        keeps: whether the server stores the response unless the body has `store=false`.
+        keeps: whether the server stores the response unless the body has `store=false` without `background`.
 
     Raises:
         InvalidPayload: the body has too many references.
@@ -645,9 +647,8 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     items = dict.fromkeys(filter(None, map(referenced, input))) if isinstance(input, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; the maximum is {MAX_REFERENCES}")
-    return Wanted(
-        "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
-    )
+    keeps = keeps and (body.get("store") is not False or body.get(BACKGROUND) is True)
+    return Wanted("response", keeps, previous if isinstance(previous, str) else "", [*items])
 
 
 def read_store(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> bool:
@@ -726,7 +727,7 @@ def _body(context: ServerContext) -> Shape:
     shape = _WITHOUT_STORE(context)
     if not context.config.stores_responses:
         return shape
-    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT)}
+    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT), BACKGROUND: nullable(FLAG)}
     reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}
     return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
 
@@ -759,6 +760,7 @@ class OpenAiResponses(OpenAiDialect):
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: use {name_here}")
         keeps, keeper = read_store(body, context, request_context) and self.computes, request_context.keeper
+        in_background = keeper is not None and self.computes and read_background(body, request_context)
         reader, tools = InputReader(context, request_context), ToolsReader()
         effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
@@ -777,8 +779,8 @@ class OpenAiResponses(OpenAiDialect):
             fields["text"] = None  # a format of the client's is not that of the summary
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
-            head = read_head(body, context.generation, store=keeps)
-            keeping = make_keeping(keeper, head, reader.items) if keeper and keeps else None
+            head = read_head(body, context.generation, store=keeps, background=in_background)
+            keeping = make_keeping(keeper, head, reader.items) if keeper and keeps and not in_background else None
             chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
             if _UNHEEDED in chat.ignored:
                 head["tools"] = [without_strict(tool) for tool in head["tools"]]
@@ -808,18 +810,22 @@ class OpenAiResponses(OpenAiDialect):
             keeping: the object that stores the response, or None if it is not stored.
         """
         head: ResponseStart = {
-            "id": new_id("resp") if keeping is None else secret_id("resp"),
+            "id": secret_id("resp") if keeping is not None or repeated["background"] else new_id("resp"),
             "object": "response",
             "created_at": chat.head.created,
             "model": chat.head.model,
             **encode_head(repeated),
         }
         settings, requests = ResponseSettings(head, chat.format.form, origins, keeping), (chat.request,)
-        if chat.framing is JSON:
+        if chat.framing is JSON and not repeated["background"]:
             parsed, times = ParsedRequest(requests, self._document(settings, reader), self.errors, chat.ignored), 1
         else:
             stream = CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
             parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
+        if repeated["background"]:
+            given, previous = kept_items(with_ids(reader.items)), repeated["previous_response_id"] or ""
+            streams = chat.framing is not JSON
+            parsed = parsed._replace(detached=detached(settings.response(), previous, given, streams=streams))
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size)
 
@@ -871,6 +877,8 @@ class ResponsesCompaction(OpenAiResponses):
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         if body.get("stream"):
             raise InvalidParameter("stream: is not supported: the response is one document; omit stream")
+        if body.get(BACKGROUND):
+            raise InvalidParameter("background: is not supported for summaries; omit background")
         input = body.get("input")
         if input is None and body.get("previous_response_id") is not None:
             input = []
