@@ -8,6 +8,7 @@ Sources: "Responses" in OpenAI's API reference, and the types in its Python pack
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -825,7 +826,9 @@ class OpenAiResponses(OpenAiDialect):
         if repeated["background"]:
             given, previous = kept_items(with_ids(reader.items)), repeated["previous_response_id"] or ""
             streams = chat.framing is not JSON
-            parsed = parsed._replace(detached=detached(settings.response(), previous, given, streams=streams))
+            limited = [request._replace(time_limit=math.inf) for request in requests]  # its host has a limit
+            response = detached(settings.response(), previous, given, streams=streams)
+            parsed = parsed._replace(requests=limited, detached=response)
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size)
 
