@@ -78,6 +78,7 @@ from handler.protocols.openai.batches import (
 )
 from handler.protocols.registry import ROUTES
 from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems, not_kept
+from handler.protocols.responses.background import not_cancellable
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (
@@ -429,8 +430,14 @@ _NEEDS = "needs option.responses_store"
 
 _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/responses/{response}"): Operation(
-        "OpenAI", f"Show a stored response; {_NEEDS}",
+        "OpenAI", f"Show a stored response, or with stream=true the events of a background response; {_NEEDS}",
         {200: (_JSON, OpenAiResponse, {**_RESPONSE, "store": True}), 404: _NO_RESPONSE},
+        query={"stream": FLAG, "starting_after": COUNT},
+    ),
+    ("POST", "/v1/responses/{response}/cancel"): Operation(
+        "OpenAI", f"Cancel a background response; {_NEEDS}",
+        {200: (_JSON, OpenAiResponse, {**_RESPONSE, "background": True, "store": True, "status": "cancelled"}),
+         400: _failure(OPENAI_ERRORS, OpenAiError, not_cancellable("resp_0")), 404: _NO_RESPONSE},
     ),
     ("DELETE", "/v1/responses/{response}"): Operation(
         "OpenAI", f"Delete a stored response; {_NEEDS}",
