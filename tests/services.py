@@ -20,9 +20,9 @@ async def load_echo(*options: str, directory: Path | None = None) -> ServedModel
     return await load_model(config, Formatters(), directory)
 
 
-async def echo_service() -> ServedModel:
+async def echo_service(*options: str) -> ServedModel:
     """Ready; the caller closes it."""
-    model = await load_echo()
+    model = await load_echo(*options)
     model.start()
     await model.availability.opened
     return model

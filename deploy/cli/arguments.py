@@ -37,6 +37,7 @@ _SHORT = {
 
 _FLAGS = {
     "json": "print JSON",
+    "bidirectional": "also check what bidirectional streams need: the image's label and the host AMI",
     "no_checks": "skip the preflight checks",
     "allow_plaintext_secret": "allow secrets in the environment",
 }

@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="with --live: also request N tokens, which should take more than a minute",
     )
-    add_flags(parser, "json", aws_only="do not contact the hub or registries")
+    add_flags(parser, "json", "bidirectional", aws_only="do not contact the hub or registries")
     parser.set_defaults(run=_run)
 
 
@@ -56,7 +56,13 @@ def _before(arguments: argparse.Namespace) -> int:
     # Resolve without calling AWS, as the checks then report all problems at once.
     account = aws.account()
     decision = resolve(spec, aws.region, account=account, hub=hub_to_ask(), prices=ask_prices(aws)).decision
-    checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
+    checks = preflight(
+        aws,
+        spec,
+        decision,
+        fetch=None if arguments.aws_only else over_the_network,
+        bidirectional=arguments.bidirectional,
+    )
     if arguments.json:
         print(json.dumps(checks_as_json(checks), indent=2))
     else:

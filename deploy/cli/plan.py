@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
         adopt="plan to take over existing resources with the same names",
     )
     add_shadow(parser)
-    add_flags(parser, "allow_plaintext_secret")
+    add_flags(parser, "bidirectional", "allow_plaintext_secret")
     parser.set_defaults(run=_run)
 
 
@@ -78,7 +78,14 @@ def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace, share: Sh
     live = look(aws, spec.deployment, preparation.resources_in_order)
     preparation, comparison = compare_online(preparation, aws, live, adopt=arguments.adopt, share=share)
     # The plan already reports who owns the name.
-    checks = preflight(aws, preparation.spec, preparation.decision, fetch=over_the_network, without=("name",))
+    checks = preflight(
+        aws,
+        preparation.spec,
+        preparation.decision,
+        fetch=over_the_network,
+        without=("name",),
+        bidirectional=arguments.bidirectional,
+    )
     _print(preparation, comparison, checks, None, arguments)
     return 0
 

@@ -43,12 +43,14 @@ class Context:
 
     Attributes:
         fetch: function that sends HTTP requests to the hub and to the image registry, or None to call only AWS's API.
+        bidirectional: whether callers will open bidirectional streams.
     """
 
     aws: Aws
     spec: Spec
     decision: Decision
     fetch: Fetch | None = None
+    bidirectional: bool = False
 
 
 def ok(name: str, says: str) -> Check:

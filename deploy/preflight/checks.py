@@ -17,6 +17,7 @@ from deploy.aws import Aws, as_deploy_error, error_code, pages, unless_missing, 
 from deploy.errors import DeployError, NotAllowed, Refused
 from deploy.iam.policies import policies
 from deploy.iam.simulation import denials
+from deploy.preflight.bidirectional import bidirectional as bidirectional_streams
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.key import key, topics
 from deploy.preflight.model import image, model, secret
@@ -92,7 +93,13 @@ _SECONDS = 5.0  # timeout of one request
 
 
 def preflight(
-    aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
+    aws: Aws,
+    spec: Spec,
+    decision: Decision,
+    *,
+    fetch: Fetch | None = None,
+    without: Collection[str] = (),
+    bidirectional: bool = False,
 ) -> list[Check]:
     """Run all checks, in the order in which a deployment would encounter the problems.
 
@@ -100,12 +107,13 @@ def preflight(
         fetch: function that sends HTTP requests to the hub and to the image registry, such as `over_the_network`, or
             None to call only AWS's API.
         without: names of checks to skip.
+        bidirectional: whether callers will open bidirectional streams.
 
     Raises:
         BotoCoreError: there is no connection to AWS.
     """
-    context = Context(aws, spec, decision, fetch)
-    of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
+    context = Context(aws, spec, decision, fetch, bidirectional)
+    of_servers = [replace(context, spec=server, decision=decision.of(server)) for server in servers(spec)]
     checks: dict[Check, None] = {}  # an image or a secret that several servers share is reported once
     for name, check in _CHECKS.items():
         if name not in without:
@@ -406,4 +414,5 @@ _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
     "places": places,
     "reservation": reservation,
     "network": _network,
+    "bidirectional": lambda context: [*bidirectional_streams(context)],
 }

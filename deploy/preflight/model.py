@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -163,8 +164,7 @@ def image(context: Context) -> Check:
     if match["region"] != context.aws.region:
         advice = f"Push the image to ECR in {context.aws.region}, or set region: {match['region']}."
         return error("image", f"{uri} is in {match['region']}, but the endpoint is in {context.aws.region}", advice)
-    which = {"registryId": match["account"], "repositoryName": match["repository"]}
-    image_id = {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
+    which, image_id = _names(match)
     try:
         result = context.aws.client("ecr").describe_images(**which, imageIds=[image_id])["imageDetails"][0]
     except ClientError as failure:
@@ -180,6 +180,28 @@ def image(context: Context) -> Check:
         if size > _LARGE
         else ok("image", f"{match['repository']}@{result['imageDigest'][:19]}, {format_size(size)}")
     )
+
+
+def image_labels(context: Context) -> dict[str, str] | None:
+    """Return the labels of the image, or None if they cannot be read."""
+    match = ECR_URI.fullmatch(context.decision.image)
+    if match is None or context.fetch is None:
+        return None
+    which, image_id = _names(match)
+    try:
+        got = context.aws.client("ecr").batch_get_image(**which, imageIds=[image_id], acceptedMediaTypes=[*_MANIFESTS])
+    except ClientError:  # an image that does not exist, or of another account
+        return None
+    if not got["images"]:
+        return None
+    configuration = _configuration(context, which, json.loads(got["images"][0]["imageManifest"]))
+    return None if configuration is None else (configuration.get("config") or {}).get("Labels") or {}
+
+
+def _names(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the names of an image's repository and of the image in it, as ECR's API has them."""
+    which = {"registryId": match["account"], "repositoryName": match["repository"]}
+    return which, {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
 
 
 def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | None:
@@ -202,12 +224,19 @@ def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | N
 
 def _architecture(context: Context, which: dict[str, Any], manifest: dict[str, Any]) -> str | None:
     """Return the processor architecture from the image configuration, or None if it cannot be fetched."""
+    configuration = _configuration(context, which, manifest)
+    return None if configuration is None else str(configuration["architecture"])
+
+
+def _configuration(context: Context, which: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the image configuration, or None if it cannot be fetched."""
     digest = manifest.get("config", {}).get("digest")
     if digest is None or context.fetch is None:
         return None
     try:
         got = context.aws.client("ecr").get_download_url_for_layer(**which, layerDigest=digest)
         status, body = context.fetch("GET", got["downloadUrl"], {})
-        return str(json.loads(body)["architecture"]) if status == 200 else None
+        configuration = json.loads(body) if status == 200 else None
+        return configuration if isinstance(configuration, dict) and "architecture" in configuration else None
     except (ClientError, OSError, ValueError, KeyError):
         return None

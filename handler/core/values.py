@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from functools import partial
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 from handler.core.errors import ServingError
 from handler.core.media import MediaSource
+
+if TYPE_CHECKING:
+    from handler.core.text import Prompt
 
 
 def new_uuid() -> str:
@@ -291,6 +294,8 @@ class Request(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that supports tools
     template: TemplateOptions = PLAIN_TEMPLATE
     read_prompt: Callable[[Request, str], Request] | None = None  # sets fields that depend on the rendered messages
+    # Replaces the prompt of the messages, given a function that returns the prompt of a request.
+    edit_prompt: Callable[[Request, Callable[[Request], Prompt]], Prompt] | None = None
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier

@@ -49,6 +49,7 @@ log = logging.getLogger("handler.server")
 # clients try again after a second.
 BACKLOG = 4096
 _ACCEPTS = 16  # maximum number of connections that are accepted in an iteration of the event loop
+_MAX_DRAINED = 100  # maximum number of WebSockets that are drained in an iteration of the event loop
 _DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
 _LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent,
 _MAX_LAST_REQUESTS = 20  # repeated at most this many times, as long as more requests are answered
@@ -141,14 +142,20 @@ class HttpServer(uvicorn.Server):
         else:
             self._deadline = time.monotonic() + _DRAIN
             self._app.drain()
-            for connection in [*self.server_state.connections]:
-                if isinstance(connection, WebSocket):
-                    connection.drain()
+            self._drain([each for each in self.server_state.connections if isinstance(each, WebSocket)])
             busy = self._app.num_requests
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
             waiting = f"; responses to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
             log.info("%s: stopping%s", number.name, waiting if busy else "")
         self._wake()
+
+    def _drain(self, sockets: list[WebSocket]) -> None:
+        """Drain WebSockets, some in each iteration of the event loop, so that running responses go on meanwhile."""
+        now, later = sockets[:_MAX_DRAINED], sockets[_MAX_DRAINED:]
+        for each in now:
+            each.drain()
+        if later:
+            asyncio.get_running_loop().call_soon(self._drain, later)
 
     def stop(self) -> None:
         """Stop without draining. Call this only when no request is running."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong
-from handler.core.media import Medium
+from handler.core.media import MediaSource, Medium
 from handler.core.text import Prompt, check_ids, prompt_of_ids
 from handler.core.values import Request
 from handler.engines.base import EngineInfo, Tokenizer
@@ -73,6 +74,19 @@ class Encoder:
         """
         if request.pools_text:
             return encode_pooled(request, self._tokenizer)[1]
+        if request.edit_prompt is not None:
+            return request.edit_prompt(request, partial(self._tokenize_edited, request.media, media))
+        return self._tokenize(request, media)
+
+    def _tokenize_edited(self, sources: Sequence[MediaSource], media: Sequence[Medium], request: Request) -> Prompt:
+        """Return the prompt of a request with some of the media of the original request, in their order."""
+        if not media:
+            return self._tokenize(request, ())
+        remaining = iter(zip(sources, media, strict=True))
+        edited = [next(medium for source, medium in remaining if source == kept) for kept in request.media]
+        return self._tokenize(request, edited)
+
+    def _tokenize(self, request: Request, media: Sequence[Medium]) -> Prompt:
         if request.prompt_ids is not None:
             prompt = prompt_of_ids(request, request.prompt_ids, self._tokenizer.vocabulary)
         else:
@@ -123,7 +137,9 @@ class Encoder:
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         if request.messages or request.media or request.tools:
-            request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
+            request = request._replace(
+                messages=(), media=(), tools=(), edit_prompt=None
+            )  # the prompt contains them now
         limit, max_new_tokens = self.max_tokens(), request.sampling.max_new_tokens
         if limit is None or max_new_tokens <= (left := limit - len(prompt.ids)):
             return request

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, python_client, skipped_without
-from tests.deploy.local.servers import local_process
+from tests.deploy.local.servers import LocalProcess, local_process
 from tests.environment import clean_environment
 from tests.examples.programs import EXAMPLES, ROOT
 from tests.servers import LiveServer, options, serve, wait_for
@@ -49,16 +49,21 @@ class Endpoint(NamedTuple):
     certificate: str
 
 
+def endpoint_of(local: LocalProcess, container: LiveServer) -> Endpoint:
+    """The endpoint that `lmi deploy local` has made of a container."""
+    wait_for(lambda: _READY.search(local.log), 0, "there is no port for bidirectional streams")
+    ready = _READY.search(local.log)
+    assert ready is not None
+    return Endpoint(container, ready[1], ready[2])
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     with serve("--engine", "echo", *options(*SETTINGS)) as container:
         container.wait_ready()
         arguments = ("--container", container.url, "--bidirectional-port", "0")
         with local_process(*arguments, variables=KEYS) as local:
-            wait_for(lambda: _READY.search(local.log), 0, "there is no port for bidirectional streams")
-            ready = _READY.search(local.log)
-            assert ready is not None
-            yield Endpoint(container, ready[1], ready[2])
+            yield endpoint_of(local, container)
 
 
 Part = dict[str, str]

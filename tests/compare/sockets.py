@@ -1,14 +1,21 @@
 """Measure what a WebSocket costs beside server-sent events: CPU time per token, and the memory of idle connections.
 
 Both get the same chats from the same server, which runs `--engine echo` on one core. The clients run on the other core,
-and their CPU time is not counted. In every other turn, the WebSockets are measured first. The command is:
+and their CPU time is not counted. In every other turn, the WebSockets are measured first.
 
-    python -m tests.compare.sockets [--clients 32,256,1024] [--seconds 10] [--repeat 5] [--idle 1000]
+Each client's connection has had a response before its stream begins: the handshake, or that of `/ping`. From the second
+request of a connection on, Linux sends other acknowledgments. A server on loopback also pays for waking a client that
+waits. A server that is slower finds more clients waiting, which makes it slower still. The clients therefore read every
+few milliseconds, and nothing wakes them, as if they were on another machine. `--waiting` measures clients that wait
+for each write. The command is:
+
+    python -m tests.compare.sockets [--clients 32,256,1024] [--seconds 10] [--repeat 5] [--idle 1000] [--waiting]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -16,7 +23,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +74,38 @@ def frame_sizes(data: bytes) -> tuple[int, int]:
     return number, end
 
 
+_READ_SECONDS = 0.004  # between two reads of clients that do not wait
+_begun_reading = set[asyncio.AbstractEventLoop]()
+
+
+def read_at_intervals() -> None:
+    """Let the running loop read at intervals from now on, without waiting for what its connections receive."""
+    loop = asyncio.get_running_loop()
+    if loop not in _begun_reading:
+        _begun_reading.add(loop)
+        _read_later(loop)
+
+
+def _read_later(loop: asyncio.AbstractEventLoop) -> None:
+    time.sleep(_READ_SECONDS)
+    loop.call_soon(_read_later, loop)
+
+
+class SecondStreaming(Streaming):
+    """A client that streams the response to the second request of its connection."""
+
+    _has_asked = False
+
+    def ask(self) -> None:
+        self.transport.write(_PING)
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_asked:
+            return super().data_received(data)
+        self._has_asked = True
+        self.transport.write(self.request)
+
+
 class SocketStreaming(Streaming):
     """A client that opens a WebSocket, sends one message and counts the frames of its response.
 
@@ -98,6 +137,22 @@ class SocketStreaming(Streaming):
             self.begun = time.monotonic()
 
 
+class PolledSecondStreaming(SecondStreaming):
+    """The same, read at intervals."""
+
+    def ask(self) -> None:
+        read_at_intervals()
+        super().ask()
+
+
+class PolledSocketStreaming(SocketStreaming):
+    """The same, read at intervals."""
+
+    def ask(self) -> None:
+        read_at_intervals()
+        super().ask()
+
+
 class Idle(Streaming):
     """A client that only waits after the head of the first response."""
 
@@ -126,8 +181,12 @@ def _message(request: bytes) -> bytes:
 
 
 TRANSPORTS = {
-    "SSE": Transport(Streaming, chat(LONG), _PING),
-    "WebSocket": Transport(SocketStreaming, _HANDSHAKE + _message(chat(LONG)), _HANDSHAKE),
+    "SSE": Transport(PolledSecondStreaming, chat(LONG), _PING),
+    "WebSocket": Transport(PolledSocketStreaming, _HANDSHAKE + _message(chat(LONG)), _HANDSHAKE),
+}
+WAITING = {
+    "SSE": TRANSPORTS["SSE"]._replace(kind=SecondStreaming),
+    "WebSocket": TRANSPORTS["WebSocket"]._replace(kind=SocketStreaming),
 }
 
 
@@ -162,15 +221,17 @@ def measure_streams(server: Server, transport: Transport, number: int, seconds: 
     return Cost(interval.cpu_us_per("tokens"), tokens / due, interval.gain("segments") / tokens)
 
 
-def run_streams(clients: Sequence[int], seconds: float, repeat: int) -> list[dict[str, Any]]:
+def run_streams(
+    transports: Mapping[str, Transport], clients: Sequence[int], seconds: float, repeat: int
+) -> list[dict[str, Any]]:
     """Measure both transports in turn, `repeat` times for each number of clients, and print the medians."""
     rows, lines = [], []
     for number in clients:
-        costs: dict[str, list[Cost]] = {name: [] for name in TRANSPORTS}
+        costs: dict[str, list[Cost]] = {name: [] for name in transports}
         for turn in range(repeat):
             with on_its_core(_SERVER, PACE, half=False) as server:
-                for name in [*TRANSPORTS][:: -1 if turn % 2 else 1]:
-                    costs[name].append(measure_streams(server, TRANSPORTS[name], number, seconds))
+                for name in [*transports][:: -1 if turn % 2 else 1]:
+                    costs[name].append(measure_streams(server, transports[name], number, seconds))
                     print(f"{number:5} streams, {name}: {costs[name][-1]}", file=sys.stderr, flush=True)
         for name, each in costs.items():
             middle = Cost(*map(statistics.median, zip(*each, strict=True)))
@@ -218,11 +279,12 @@ def main() -> int:
     add("--seconds", type=float, default=10.0, help="seconds of each measurement (default: %(default)s)")
     add("--repeat", type=int, default=5, help="repetitions; the tables show medians (default: %(default)s)")
     add("--idle", type=int, default=1000, help="number of idle connections (default: %(default)s)")
+    add("--waiting", action="store_true", help="let the clients wait for each write")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server keeps running
     if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
         parser.error(f"this comparison needs CPU cores {SERVER_CORE} and {CLIENT_CORE}")
-    streams = run_streams(args.clients, args.seconds, args.repeat)
+    streams = run_streams(WAITING if args.waiting else TRANSPORTS, args.clients, args.seconds, args.repeat)
     print(json.dumps({"streams": streams, "idle": run_idle(args.idle), **describe()}))
     return 0
 

@@ -131,6 +131,10 @@ class AsgiSocket:
         return self._outbox.flow
 
     @property
+    def write_paused(self) -> bool:
+        return self._outbox.flow.write_paused
+
+    @property
     def num_unsent(self) -> int:
         return self._outbox.size
 

@@ -57,6 +57,10 @@ class Socket(Protocol):
         """Return the flow control of sent messages."""
 
     @property
+    def write_paused(self) -> bool:
+        """Return whether the client accepts no more data, as the flow control does. This is read once per token."""
+
+    @property
     def is_open(self) -> bool:
         """Return whether messages can be sent."""
 

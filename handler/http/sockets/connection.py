@@ -20,7 +20,6 @@ from handler.serving.quota import Quota
 
 PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
 _MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as gone
-_OPEN = State.OPEN  # up to Python 3.11, reading a member of an enumeration costs a call
 _WHOLE_TEXT = 0x80 | Opcode.TEXT.value  # the first byte of a text frame that is a whole message
 _SMALL = 1024  # size from which the head of a frame is not kept
 
@@ -54,6 +53,7 @@ class WebSocket(Successor):
     Attributes:
         flow: flow control, set by `connection_made`.
         num_running: number of requests that share the buffer of unsent bytes.
+        write_paused: whether the client accepts no more data. It has the value in `flow`, which is slower to read.
     """
 
     flow: ConnectionFlow
@@ -79,6 +79,7 @@ class WebSocket(Successor):
         self._num_pings = 0  # pings of the server without a pong
         self._has_ended = False
         self.num_running = 0
+        self.write_paused = False
 
     @property
     def is_open(self) -> bool:
@@ -109,7 +110,7 @@ class WebSocket(Successor):
         self.forget()
         self._protocol.receive_eof()
         self._end()
-        self.flow.resume_writing()
+        self.resume_writing()
         self._timer.clear()
         self._timer.cancel_handle()
 
@@ -126,10 +127,12 @@ class WebSocket(Successor):
         self._receiver.on_drain()
 
     def pause_writing(self) -> None:
+        self.write_paused = True
         self.flow.pause_writing()
         self.flow.pause_reading("unread")
 
     def resume_writing(self) -> None:
+        self.write_paused = False
         self.flow.resume_writing()
         self.flow.resume_reading("unread")
 
@@ -182,14 +185,14 @@ class WebSocket(Successor):
 
     def send_text(self, data: bytes) -> None:
         """Send a message as one text frame, if the connection is open. This is the hot path, called once per token."""
-        if self._protocol.state is _OPEN:
+        if not self._has_ended:
             size = len(data)
             head = self._heads[size] if size < _SMALL else _text_head(size)
             self.transport.write(head + data)
 
     def send_texts(self, messages: Sequence[bytes]) -> None:
         """Send messages as text frames with one write, since each write is a system call."""
-        if self._protocol.state is _OPEN:
+        if not self._has_ended:
             heads = self._heads
             try:
                 frames = [heads[len(message)] + message for message in messages]

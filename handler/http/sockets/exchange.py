@@ -32,7 +32,7 @@ log = logging.getLogger("handler.websocket")
 def event_in(data: bytes) -> bytes:
     """Return the JSON object of a server-sent event that is one line, or b"" for other data."""
     end = len(data) - 2
-    if data.find(_LINE_END) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
+    if data.find(_NEWLINE) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
         return data[6:end]
     return b""
 
@@ -50,7 +50,7 @@ def events_in(data: bytes) -> list[bytes]:
 def line_in(data: bytes) -> bytes:
     """Return the JSON object of a line, or b"" for other data."""
     end = len(data) - 1
-    if data.find(_LINE_END) == end and data[:1] == b"{":
+    if data.find(_NEWLINE) == end and data[:1] == b"{":
         return data[:end]
     return b""
 
@@ -158,6 +158,10 @@ class EventSender:
         """Set the exchange whose response is sent."""
         self._exchange = exchange
 
+    def event_sender(self) -> Callable[[bytes], None]:
+        """Return a function that does what `event` does."""
+        return self.event
+
     def disconnect(self) -> None:
         """End the request as if its client had disconnected."""
         if self._exchange is not None:
@@ -168,13 +172,20 @@ class EventSender:
 
 
 class PlainEventSender(EventSender):
-    """Sends events as they are."""
+    """Sends several events with one write."""
 
     def events(self, events: Sequence[bytes]) -> None:
         if self._before:
             events = [self._with_lane(event) for event in events]
         if events:
             self._socket.send_texts(events)
+
+
+class UnchangedEventSender(PlainEventSender):
+    """Sends events as they are, except for the name of the lane."""
+
+    def event_sender(self) -> Callable[[bytes], None]:
+        return self.event if self._before else self._socket.send_text
 
 
 class MessageExchange:
@@ -193,10 +204,13 @@ class MessageExchange:
         self._flow = socket.flow
         self._body: bytes | None = body
         self._output = output
+        self._send_event = output.event_sender()
+        self._event_in = _SPLITTERS["text/event-stream"].event
         self._event = asyncio.Event()
         self._start: Message = {}
         self._splitter: Splitter | None = None  # of a stream
-        self._parts: list[bytes] = []  # of another response, or of an event that is not complete
+        self._rest = b""  # the beginning of the next event
+        self._parts: list[bytes] = []  # of another response
         self.wake = self._event.set
         self.phase = WAITING
         self.is_paused = True
@@ -252,6 +266,8 @@ class MessageExchange:
             self._start = message
             if message["status"] == HTTPStatus.OK:
                 self._splitter = _SPLITTERS.get(self._content_type())
+            if self._splitter is not None:
+                self._event_in = self._splitter.event
             return
         body, last = message.get("body", b""), not message.get("more_body", False)
         if self._splitter is not None:
@@ -269,7 +285,7 @@ class MessageExchange:
 
     def _end(self) -> None:
         status = self._start["status"]
-        whole = b"".join(self._parts)
+        whole = self._rest or b"".join(self._parts)
         if self._splitter is not None:
             self._output.events(self._splitter.events(whole))  # the last one has no end
         elif status >= HTTPStatus.BAD_REQUEST:
@@ -288,15 +304,14 @@ class MessageExchange:
             return self._output.idle()
         assert self._splitter is not None, "the response is a stream"
         end = self._splitter.end
-        if self._parts or not data.endswith(end):
+        if self._rest or not data.endswith(end):
             data = self._whole_events(data, end)
         self._output.events(self._splitter.events(data))
 
     def _whole_events(self, data: bytes, end: bytes) -> bytes:
         """Return the events that are complete with `data`. Custom code may cut its stream anywhere."""
-        joined = b"".join([*self._parts, data]).replace(b"\r\n", b"\n")
-        whole, _, rest = joined.rpartition(end)
-        self._parts = [rest] if rest else []
+        joined = (self._rest + data).replace(b"\r\n", b"\n")
+        whole, _, self._rest = joined.rpartition(end)
         return whole
 
     # -- operations that ASGI lacks ------------------------------------------------------------------------------
@@ -325,13 +340,18 @@ class MessageExchange:
             await self._flow.drain()
 
     def write_chunk(self, data: bytes) -> bool:
-        splitter = self._splitter
-        if self.is_paused or splitter is None or self._flow.write_paused:
+        """Send events of a stream. This is the hot path, called once per token.
+
+        Returns:
+            Whether the events were sent; if not, they must be sent with `send`.
+        """
+        if self.is_paused or self._socket.write_paused:
             return False
-        self.written_at = monotonic()
-        event = b"" if self._parts else splitter.event(data)
-        if event:  # the hot path, once per token
-            self._output.event(event)
+        event_in, send_event = self._event_in, self._send_event  # calling an attribute costs more up to Python 3.11
+        event = b"" if self._rest else event_in(data)
+        if event:
+            self.written_at = monotonic()
+            send_event(event)
         else:
             self._send_events(data)
         return True

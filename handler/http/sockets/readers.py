@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 
 from handler.core.framing import dumps_decoded
-from handler.http.sockets.exchange import PlainEventSender
+from handler.http.sockets.exchange import UnchangedEventSender
 from handler.http.sockets.lanes import lane_name
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
@@ -39,7 +39,7 @@ class RouteReader:
         name, body = "", message
         if _LANE in message:
             name, body = await self._session.call(len(message), functools.partial(_lane_of, message))
-        output = PlainEventSender(self._session.socket, name)
+        output = UnchangedEventSender(self._session.socket, name)
         self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
 
     def expire(self) -> None:

@@ -39,8 +39,28 @@ class AnthropicUsage(TypedDict):
     output_tokens_details: NotRequired[AnthropicThoughts]
 
 
+class AppliedEdit(TypedDict):
+    """An edit of the conversation, with what it removed."""
+
+    type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919"]
+    cleared_input_tokens: Count
+    cleared_thinking_turns: NotRequired[Count]
+    cleared_tool_uses: NotRequired[Count]
+
+
+class AnthropicContext(TypedDict):
+    applied_edits: list[AppliedEdit]
+
+
+class AnthropicOriginal(TypedDict):
+    original_input_tokens: Count
+
+
 class AnthropicCount(TypedDict):
+    """The number of tokens after the edits of a request, which has `context_management` if it has edits."""
+
     input_tokens: Count
+    context_management: NotRequired[AnthropicOriginal]
 
 
 class AnthropicModel(TypedDict):
@@ -98,6 +118,7 @@ class AnthropicMessage(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage
+    context_management: NotRequired[AnthropicContext]
 
 
 # -- events ------------------------------------------------------------------------------------------------------
@@ -160,6 +181,7 @@ class AnthropicMessageDelta(TypedDict):
     type: Literal["message_delta"]
     delta: AnthropicStop
     usage: AnthropicUsage
+    context_management: NotRequired[AnthropicContext]
 
 
 class AnthropicMessageStop(TypedDict):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
-from handler.core.values import Sampling, StructuredOutput, new_secret
+from handler.core.values import Request, Sampling, StructuredOutput, new_secret
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicCount,
@@ -23,6 +23,7 @@ from handler.protocols.anthropic.api import (
     MessageEvent,
     in_anthropic_words,
 )
+from handler.protocols.anthropic.edits import CONTEXT_MANAGEMENT, ContextEdits, EditedMessages, read_edits
 from handler.protocols.anthropic.response import (
     THREAD,
     MessageDocument,
@@ -49,6 +50,7 @@ from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
+    Conversation,
     TurnsReader,
     add_to_turn,
     check_taken,
@@ -254,14 +256,15 @@ class MessagesReader(TurnsReader):
                 "tool_use"
             )
 
-    def clear_thinking(self, num_turns: int | None) -> None:
-        """Keep the reasoning of only the last `num_turns` messages that contain any. None keeps all reasoning."""
+    @property
+    def num_reasoning(self) -> int:
+        """The number of messages with reasoning."""
+        return sum("reasoning_content" in message for message in self.chat)
+
+    def clear_thinking(self, num_kept: int) -> None:
+        """Keep the reasoning of only the last `num_kept` messages that contain any."""
         with_reasoning = [message for message in self.chat if "reasoning_content" in message]
-        for message in (
-            with_reasoning[: len(with_reasoning) - num_turns]
-            if num_turns is not None and num_turns < len(with_reasoning)
-            else ()
-        ):
+        for message in with_reasoning[: max(0, len(with_reasoning) - num_kept)]:
             del message["reasoning_content"]
 
     def _read_messages(self, conversation: Sequence[Any], num_before: int) -> None:
@@ -424,9 +427,9 @@ _THINKING_FIELDS: Mapping[str, Shape] = {
 }
 THINKING: Mapping[str, Shape] = {
     "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": NULL}),
-    "context_management": nullable(record({}, {"edits": nullable(listing(record({})))}, additionalProperties=NULL)),
+    "context_management": CONTEXT_MANAGEMENT,
 }
-"""The schemas of the fields that `read_thinking` and `read_reasoning_turns` read."""
+"""The schemas of the fields that `read_thinking` and `read_edits` read."""
 
 _THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
 """Matches a chat template that reads the variable `thinking`."""
@@ -490,39 +493,6 @@ def _check_binding(value: Any) -> None:
     only(value, "prefix_mismatch_behavior")
     if value is not None and (not isinstance(value, dict) or value.get("prefix_mismatch_behavior") not in _MISMATCHES):
         raise ValueError("'block_binding' must be an object whose 'prefix_mismatch_behavior' is error or drop_block")
-
-
-def read_reasoning_turns(value: Any) -> int | None:
-    """Read `context_management`.
-
-    Returns:
-        The number of messages, counted from the end, that keep their reasoning, or None if all messages keep it.
-
-    Raises:
-        ValueError: the value is invalid, or contains an edit that does not clear reasoning.
-    """
-    edits = value.get("edits") if isinstance(value, dict) else value
-    edits = [] if edits is None else edits
-    if not isinstance(value, dict) or not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
-        raise ValueError("must be an object with 'edits', a list of objects")
-    only(value, "edits")
-    num_turns = None
-    for edit in edits:
-        if edit.get("type") != "clear_thinking_20251015":
-            raise ValueError(
-                "is not supported: the only available edit is clear_thinking_20251015; send only the messages to keep"
-            )
-        only(edit, "type", "keep")
-        keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
-        only(keep, "type", "value")
-        match keep:
-            case "all" | {"type": "all"}:
-                pass
-            case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
-                num_turns = turns
-            case _:
-                raise ValueError("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
-    return num_turns
 
 
 def read_effort(body: Mapping[str, Any]) -> Any:
@@ -591,8 +561,7 @@ class AnthropicMessages(OpenAiDialect):
         thinking = NamedValue("thinking", body.get("thinking")).optional(read_thinking) or Thinking()
         reader = MessagesReader(context)
         reader.read(body, request_context.recalled.history)
-        edits = NamedValue("context_management", body.get("context_management"))
-        reader.clear_thinking(edits.optional(read_reasoning_turns))
+        edits = NamedValue("context_management", body.get("context_management")).optional(read_edits)
         arguments, unheeded = thinking.template_arguments(context)
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         tools = read_tools(body.get("tools"), reader.changes)
@@ -610,14 +579,29 @@ class AnthropicMessages(OpenAiDialect):
         keeping = make_keeping(sent_body, request_context.keeper) if self.computes else None
         chat = _CHAT.translate(body, fields, reader.conversation(), called, context, request_context)
         ignored += [*map(in_anthropic_words, chat.ignored), *self.no_effect(body)]
-        return self._respond(chat._replace(ignored=ignored), thinking, keeping)
+        chat = chat._replace(ignored=ignored)
+        if edits is None:
+            return self._respond(chat, thinking, keeping)
 
-    def _respond(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+        history = request_context.recalled.history
+
+        def build(edited: EditedMessages) -> Request:
+            conversation = _read_again(edited, body, len(history), context)
+            return _CHAT.translate(body, fields, conversation, called, context, request_context).request
+
+        context_edits = ContextEdits(edits, [*history, *body["messages"]], reader.num_reasoning, build)
+        if context_edits.needed:
+            chat = chat._replace(request=chat.request._replace(edit_prompt=context_edits.prompt))
+        return self._respond(chat, thinking, keeping, context_edits)
+
+    def _respond(
+        self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None, edits: ContextEdits | None = None
+    ) -> ParsedRequest:
         sampling = chat.request.sampling
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
         settings = MessageSettings(
-            id, chat.head.model, chat.format.form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping
+            id, chat.head.model, chat.format.form, sampling.max_new_tokens, sampling.stop, thinking.show, keeping, edits
         )
         streams = chat.framing is not JSON
         reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
@@ -643,8 +627,27 @@ class AnthropicCountTokens(AnthropicMessages):
         response=AnthropicCount,
     )
 
-    def _respond(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
-        return counted(chat, self.errors, lambda number: AnthropicCount(input_tokens=number))
+    def _respond(
+        self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None, edits: ContextEdits | None = None
+    ) -> ParsedRequest:
+        def document(number: int) -> AnthropicCount:
+            if edits is None:
+                return {"input_tokens": number}
+            original = number if edits.num_original is None else edits.num_original
+            return {"input_tokens": number, "context_management": {"original_input_tokens": original}}
+
+        return counted(chat, self.errors, document)
+
+
+def _read_again(
+    edited: EditedMessages, body: Mapping[str, Any], num_before: int, context: ServerContext
+) -> Conversation:
+    """Return the chat of an edited conversation, whose first `num_before` messages are earlier ones of the thread."""
+    reader = MessagesReader(context)
+    reader.read({**body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])
+    if edited.num_reasoning is not None:
+        reader.clear_thinking(edited.num_reasoning)
+    return reader.conversation()
 
 
 class _Chat(OpenAiChat):

@@ -12,6 +12,7 @@ from handler.core.values import Finish, Token, new_digits
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicMessage,
+    AnthropicMessageDelta,
     AnthropicStop,
     AnthropicTextDelta,
     AnthropicUsage,
@@ -23,6 +24,7 @@ from handler.protocols.anthropic.api import (
     ThreadNotFound,
     ThreadsUnsupported,
 )
+from handler.protocols.anthropic.edits import ContextEdits
 from handler.protocols.assistant.answer import BlockStream, ResponseForm, read_whole
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import is_object
@@ -268,6 +270,7 @@ class MessageSettings(NamedTuple):
         stops: the client's stop strings. The engine leaves them in the text.
         show_reasoning: whether thinking blocks contain the reasoning.
         keeping: the object that stores the response in its thread, or None if it belongs to no thread.
+        edits: the edits of the conversation, or None if the request has no `context_management`.
     """
 
     id: str
@@ -277,6 +280,7 @@ class MessageSettings(NamedTuple):
     stops: Sequence[str] = ()
     show_reasoning: bool = True
     keeping: ThreadKeeping | None = None
+    edits: ContextEdits | None = None
 
     def blocks(self) -> Blocks:
         return Blocks(self.stops, show_reasoning=self.show_reasoning, single=self.form.tools.single)
@@ -385,8 +389,10 @@ class MessageStream(BlockStream):
         counts = self._settings.usage(
             self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning
         )
-        end = encode({"type": "message_delta", "delta": stop, "usage": counts})
-        return remainder + end + encode({"type": "message_stop"})
+        end: AnthropicMessageDelta = {"type": "message_delta", "delta": stop, "usage": counts}
+        if self._settings.edits is not None:
+            end["context_management"] = self._settings.edits.shown()
+        return remainder + encode(end) + encode({"type": "message_stop"})
 
 
 class MessageDocument(WholeReply):
@@ -407,4 +413,7 @@ class MessageDocument(WholeReply):
         stop = settings.stop(sequence.finish, sequence.text, num_tokens, called=called)
         if settings.keeping is not None:
             settings.keeping.end(settings.id, content)
-        return {**settings.message(0), "content": content, "usage": counts, **stop}
+        message: AnthropicMessage = {**settings.message(0), "content": content, "usage": counts, **stop}
+        if settings.edits is not None:
+            message["context_management"] = settings.edits.shown()
+        return message

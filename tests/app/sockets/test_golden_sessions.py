@@ -1,5 +1,9 @@
 """Whole sessions over WebSockets, frame by frame, with the fields that each client sends; `>` is the client's.
 
+tests/clients/test_recorded_sessions.py compares these fields with those of the real clients. Two things differ in the
+sessions of agents: `max_output_tokens` keeps the files short, and Codex' last message has the call that echo cannot
+make.
+
 `pytest -n 0 tests/app/sockets/test_golden_sessions.py --update-golden` writes them anew.
 """
 
@@ -25,12 +29,30 @@ RESPONSES, REALTIME, INVOKE = "/v1/responses", "/v1/realtime", "/invocations-bid
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 DONE = ("response.done", "error")
 LAST = "the id of the last response"
-CLOCK = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CLOCK = {
+    "type": "function",
+    "name": "clock",
+    "description": "The time.",
+    "parameters": {"type": "object", "properties": {}},
+    "strict": False,
+}
+TEXT = {"type": "realtime", "output_modalities": ["text"], "instructions": "Be brief."}
+_INPUT = {
+    "format": {"type": "audio/pcm", "rate": 24000},
+    "transcription": {"model": "model", "language": "en"},
+    "turn_detection": None,
+}
+HEARING = {"type": "transcription", "audio": {"input": _INPUT}}
 SILENCE = base64.b64encode(bytes(48)).decode()
 
 
 def user(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    """A message of Codex's."""
+    return {**user(text), "id": "msg_0", "role": role}
 
 
 def create(input: Any, **more: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -39,11 +61,26 @@ def create(input: Any, **more: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 CODEX = {
-    "instructions": "Be brief.", "tools": [CLOCK], "tool_choice": "auto", "parallel_tool_calls": False, "store": False,
-    "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0", "client_metadata": {"a": "b"},
+    "tools": [CLOCK, {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [CLOCK]}],
+    "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"}, "store": False,
+    "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "0",
+    "client_metadata": {
+        "session_id": "0", "thread_id": "0", "turn_id": "", "x-codex-installation-id": "0",
+        "x-codex-turn-metadata": "{}", "x-codex-window-id": "0", "x-codex-ws-stream-request-start-ms": "0",
+    },
 }  # fmt: skip
-CALL = {"type": "function_call", "call_id": "c", "name": "clock", "arguments": "{}"}
+TURN = {**CODEX, "client_metadata": {**CODEX["client_metadata"], "root_turn_id": "0"}}  # type: ignore[dict-item]
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "noon"}
+AGENTS = {"instructions": "Be brief.", "include": [], "tools": [{**CLOCK, "strict": True}], "stream": True}
+ASKED = {"content": "one two", "role": "user"}
+CALL = {
+    "arguments": "{}",
+    "call_id": "c",
+    "name": "clock",
+    "type": "function_call",
+    "id": "fc_0",
+    "status": "completed",
+}
 
 Step = tuple[dict[str, Any], tuple[str, ...] | None]
 
@@ -61,17 +98,21 @@ SESSIONS: dict[str, tuple[str, list[Step]]] = {
     "responses_codex": (
         RESPONSES,
         [
-            create([user("one two")], **CODEX, generate=False),
-            create([user("one two")], **CODEX, previous_response_id=LAST),
-            create([CALL, OUTPUT], **CODEX, previous_response_id=LAST),
+            create([said("developer", "one two")], **CODEX, generate=False),
+            create([said("developer", "three"), said("user", "four")], **TURN, previous_response_id=LAST),
+            create([CALL, {**OUTPUT, "id": "fco_0"}], **TURN, previous_response_id=LAST),
         ],
+    ),
+    "responses_agents": (
+        RESPONSES,
+        [create([ASKED], **AGENTS), create([ASKED, CALL, OUTPUT], **AGENTS)],
     ),
     "realtime_openai": (
         REALTIME,
         [
-            ({"type": "session.update", "session": {"instructions": "Be brief."}}, ("session.updated",)),
+            ({"type": "session.update", "session": TEXT}, ("session.updated",)),
             ({"type": "conversation.item.create", "item": user("one two")}, ("conversation.item.done",)),
-            ({"type": "response.create", "response": {"max_output_tokens": 3}}, DONE),
+            ({"type": "response.create", "response": {"output_modalities": ["text"], "max_output_tokens": 3}}, DONE),
             ({"type": "response.create", "response": {"output_modalities": ["audio"]}}, DONE),
         ],
     ),
@@ -85,6 +126,7 @@ SESSIONS: dict[str, tuple[str, list[Step]]] = {
     "transcription_openai": (
         f"{REALTIME}?intent=transcription",
         [
+            ({"type": "session.update", "session": HEARING}, ("session.updated", "error")),
             ({"type": "input_audio_buffer.append", "audio": SILENCE}, None),
             (
                 {"type": "input_audio_buffer.commit"},

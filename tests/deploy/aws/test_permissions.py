@@ -181,6 +181,17 @@ def test_a_key_that_the_specification_lacks(
     cloud.denied.clear()
 
 
+@pytest.mark.parametrize("command", ["doctor", "plan"])
+def test_what_bidirectional_streams_need_is_read_with_the_same_policy(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path = written(tmp_path, prepared(cloud, "us-east-1", PLAIN))
+    for flags, said in ((["--bidirectional"], True), ([], False)):
+        assert main([command, path, *flags]) == 0
+        assert ("bidirectional: " in capsys.readouterr().out) == said
+    assert not cloud.denied
+
+
 def test_what_a_former_specification_had_is_removed(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
     """Components, scaling and alarms that the printed policy's specification no longer names."""
     content = prepared(cloud, "us-east-1", {**COMPONENTS, "alarms": {"model_errors": 3}})

@@ -174,6 +174,76 @@ def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyP
         assert [check.verdict for check in found if check.name == "image"] == [verdict]
 
 
+LABEL = "com.amazonaws.sagemaker.capabilities.bidirectional-streaming"
+NEWEST = "al2023-ami-sagemaker-inference-gpu-4-1"
+
+
+def bidirectional(
+    monkeypatch: pytest.MonkeyPatch,
+    labels: dict[str, str] | None,
+    host: dict[str, Any],
+    asked: bool = True,
+    **content: Any,
+) -> list[Check]:
+    """What is said of bidirectional streams to an image with these labels, or one that cannot be read."""
+    aws = Aws()
+    monkeypatch.setattr(
+        aws.client("ecr"), "get_download_url_for_layer", lambda **which: {"downloadUrl": "http://there"}
+    )
+    body = json.dumps({"architecture": "amd64", "config": {"Labels": labels}}).encode()
+    status = 404 if labels is None else 200
+    found = preflight(
+        aws, spec(**content), decision(**host), fetch=lambda *request: (status, body), bidirectional=asked
+    )
+    return [check for check in found if check.name == "bidirectional"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "host", "content", "says"),
+    [
+        ({LABEL: "true"}, {"ami": NEWEST}, {}, []),
+        ({LABEL: "true"}, {"gpus": 0, "instance_type": "ml.g5.xlarge"}, {}, []),
+        ({LABEL: "true"}, {"ami": "one-of-2027"}, {}, []),
+        ({LABEL: "false"}, {"ami": NEWEST}, {}, ["the image lacks the label"]),
+        ({}, {"ami": None}, {}, ["instance.ami is the default", "the image lacks the label"]),
+        (None, {"ami": "al2-ami-sagemaker-inference-gpu-3-1"}, {}, ["gpu-3-1", "labels were not read"]),
+        ({LABEL: "true"}, {"ami": NEWEST}, {"environment": {"LMI_FRONT": "djl"}}, ["DJL Serving refuses WebSockets"]),
+        ({LABEL: "true"}, {"ami": NEWEST}, {"options": {"websockets_max": 0}}, ["websockets_max: 0 turns"]),
+    ],
+)
+def test_what_bidirectional_streams_need(
+    ready: Cloud, monkeypatch: pytest.MonkeyPatch, labels: Any, host: Any, content: Any, says: list[str]
+) -> None:
+    found = bidirectional(monkeypatch, labels, host, **content)
+    if says:
+        assert [words in check.says for check, words in zip(found, says, strict=True)] == [True] * len(says)
+        assert Verdict.OK not in {check.verdict for check in found}
+        assert all(check.advice for check in found)
+    else:
+        [check] = found
+        assert check.verdict is Verdict.OK
+        assert "sagemaker:InvokeEndpointWithBidirectionalStream" in check.says
+
+
+@pytest.mark.parametrize(
+    ("options", "is_checked"),
+    [
+        ({}, False),
+        ({"max_model_len": 512}, False),
+        ({"websockets_max": 0}, False),
+        ({"websockets_max": 0, "websockets_seconds": 1800}, False),
+        ({"websockets_max": 100}, True),
+        ({"websockets_seconds": 1800}, True),
+    ],
+)
+def test_bidirectional_streams_are_checked_where_their_options_are_set(
+    ready: Cloud, monkeypatch: pytest.MonkeyPatch, options: dict[str, int], is_checked: bool
+) -> None:
+    found = bidirectional(monkeypatch, {}, {"ami": None}, asked=False, options=options)
+    assert bool(found) == is_checked
+    assert {check.verdict for check in found} <= {Verdict.WARNING}  # the other routes work
+
+
 def test_a_manifest_in_ocis_format_is_a_warning(ready: Cloud) -> None:
     """What buildah and podman push by default, and Docker where its images are in containerd's store."""
     kind = "application/vnd.oci.image.manifest.v1+json"

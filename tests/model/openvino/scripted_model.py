@@ -19,8 +19,8 @@ from handler.engines.base import EngineConfig
 from handler.engines.openvino.model import eos_ids
 from handler.engines.openvino.structured_output import write_blank_model
 
-_SURE = 50.0  # logits beyond those of the other tokens
-_SCRIPT = 128  # ids, after which another script begins: a line costs the logits of all ids before it
+_SURE = 4.0  # half of the logits between a token and the next likely ones
+_SCRIPT = 1024  # ids, after which another script begins: a line is the answer to a prompt of all ids before it
 
 
 class Speaker:
@@ -72,18 +72,28 @@ class Speaker:
 
 
 def _write(directory: Path, num_logits: int, script: Sequence[int]) -> None:
+    """Write a model whose hidden state holds the bits of the next id, by which the logits' matrix finds its row.
+
+    The logits are a plain product, so that GenAI computes them for the last id of a prompt alone.
+    """
     blank = directory / "blank"
     blank.mkdir()
     write_blank_model(blank, num_logits)
     model: Any = openvino.Core().read_model(blank / "openvino_model.xml")
     logits = model.get_results()[0].input_value(0)
     position = next(node for node in model.get_parameters() if node.get_friendly_name() == "position_ids")
+    hidden = logits.get_node().input_value(0)  # the attention layer's, without which GenAI takes no model
+    bits = _bits(np.arange(num_logits))
     last = ops.minimum(position, np.int64(len(script) - 1))
-    wanted = ops.gather(np.array(script, dtype=np.int64), last, np.int64(0))
-    sure = ops.one_hot(wanted, np.int64(num_logits), np.float32(_SURE), np.float32(0), -1)
-    # Whatever is not plain: GenAI would take the last place alone from before the product, and not from what is added.
-    found = ops.add(ops.relu(logits), sure)
+    wanted = ops.gather(_SURE * bits[[*script]], last, np.int64(0))
+    nothing = np.zeros((num_logits, hidden.get_partial_shape()[-1].get_length()), np.float32)
+    found = ops.matmul(ops.concat([hidden, wanted], -1), np.hstack([nothing, bits]), False, True)
     scripted = openvino.Model([ops.result(found)], model.get_sinks(), model.get_parameters(), "scripted")
     logits.get_node().output(0).set_names(set())
     scripted.outputs[0].get_tensor().set_names({"logits"})
     openvino.save_model(scripted, directory / "openvino_model.xml", compress_to_fp16=False)
+
+
+def _bits(ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The binary digits of each id as 1 and -1: a row's product with itself is greater than with any other."""
+    return np.where(ids[:, None] >> np.arange(int(ids.max()).bit_length()) & 1, np.float32(1), np.float32(-1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import resource
 import signal
@@ -32,6 +33,7 @@ from handler.http.server import (
     allow_connections,
     bind,
 )
+from handler.http.sockets.connection import WebSocket
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from tests.one_test import in_one_test
@@ -91,6 +93,25 @@ def test_a_server_whose_last_answer_is_sent_gives_up_nothing() -> None:
     app.num_requests = 0
     assert asyncio.run(server.on_tick(0))
     app.give_up.assert_not_called()
+
+
+def test_websockets_are_drained_while_others_have_their_turn() -> None:
+    server, _ = stopping(1)
+    drained, between = list[int](), list[int]()
+
+    async def story() -> None:
+        for number in range(1_050):
+            connection = mock.Mock(spec=WebSocket)
+            connection.drain.side_effect = functools.partial(drained.append, number)
+            server.server_state.connections.add(connection)
+        server.signalled(signal.SIGTERM)
+        while len(drained) < 1_050:
+            between.append(len(drained))
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+    assert sorted(drained) == [*range(1_050)]
+    assert between == [*range(100, 1_001, 100)]
 
 
 def test_a_signal_wakes_the_server_at_once() -> None:

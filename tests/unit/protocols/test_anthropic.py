@@ -288,11 +288,7 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
         (body(output_config={"effort": "low", "token_budget": 1}), "has an unknown name 'token_budget'; the names are"),
         (body(stop=["x"]), 'stop=["x"]: is not supported: use stop_sequences'),
         (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
-        (body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}), "only available edit is clear_"),
-        (
-            body(context_management={"edits": [{"type": "compact_20260112"}]}),
-            "the only available edit is clear_thinking_",
-        ),
+        (body(context_management={"edits": [{"type": "trim"}]}), "the available edits are clear_thinking_20251015, "),
         (body(context_management={"edits": {}}), "must be an object with 'edits', a list of objects"),
         (body(context_management="x"), "must be an object with 'edits', a list of objects"),
         (body(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": 2}]}), "'keep' must be all"),
@@ -332,25 +328,6 @@ def test_a_thread_is_refused_as_anthropics_client_recovers_from(
     error = {"type": "invalid_request_error", "message": message, "details": details}
     assert (found.status, json.loads(found.body)) == (400, {"type": "error", "error": error})
     assert answer(schema, body(thread=None), context=HERMES).status == 200
-
-
-@in_one_test(
-    ("edit", "kept"),
-    [
-        ({"keep": "all"}, [True, True, True]),
-        ({"keep": {"type": "all"}}, [True, True, True]),
-        ({"keep": {"type": "thinking_turns", "value": 2}}, [False, True, True]),
-        ({"keep": {"type": "thinking_turns", "value": 9}}, [True, True, True]),
-        ({}, [False, False, True]),
-    ],
-)
-def test_thoughts_are_cleared_but_the_last(edit: dict[str, Any], kept: list[bool]) -> None:
-    turns = ["a", [THOUGHT, text("A")], "b", [THOUGHT, text("B")], "c", "C", "d", [THOUGHT, text("D")], "e"]
-    edits = [{"type": "clear_thinking_20251015", **edit}]
-    (request,) = parse(talk(*turns, context_management={"edits": edits})).requests
-    said = [message for message in request.messages or () if message["content"] in ("A", "B", "D")]
-    assert ["reasoning_content" in message for message in said] == kept
-    assert [message["content"] for message in request.messages or ()] == [*"aAbBcCdDe"]
 
 
 def test_a_strict_server_refuses_unknown_names() -> None:

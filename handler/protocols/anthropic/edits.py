@@ -1,0 +1,297 @@
+"""Anthropic's context editing: parts of a conversation that are removed before the model reads it.
+
+Sources: "Context editing" in Anthropic's documentation; the types of its Python client, 2.14. A client sends the whole
+conversation with every request, so each request is edited anew. Tokens are counted on the rendered prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from handler.core.errors import PromptTooLong
+from handler.core.text import Prompt
+from handler.core.values import Request
+from handler.protocols.anthropic.api import AnthropicContext, AppliedEdit
+from handler.protocols.kernel.readers import NamedValue, integer, only
+from handler.protocols.kernel.schema import NULL, Shape, listing, nullable, record
+
+_THINKING: Final = "clear_thinking_20251015"
+_TOOL_USES: Final = "clear_tool_uses_20250919"
+
+CONTEXT_MANAGEMENT: Shape = nullable(
+    record(
+        {},
+        {"edits": nullable(listing(record({"type": {"enum": [_THINKING, _TOOL_USES]}})))},
+        additionalProperties=NULL,
+    )
+)
+"""The schema of `context_management`, which `read_edits` reads."""
+
+CLEARED = "[cleared to save context]"
+"""The content of a cleared result."""
+
+
+class EditedMessages(NamedTuple):
+    """The messages of a conversation after an edit, as a body contains them.
+
+    Attributes:
+        num_reasoning: the number of messages, counted from the end, that keep their reasoning, or None if all do.
+    """
+
+    messages: list[Mapping[str, Any]]
+    num_reasoning: int | None = None
+
+
+class ClearThinking(NamedTuple):
+    """Removes the reasoning of all but the last messages that contain any.
+
+    Attributes:
+        keep: the number of messages that keep their reasoning, or None if all do.
+    """
+
+    keep: int | None = 1
+
+
+class ClearToolUses(NamedTuple):
+    """Replaces the oldest results of tools.
+
+    Attributes:
+        counts_uses: whether `trigger` is a number of calls instead of a number of tokens.
+        trigger: the number above which results are cleared.
+        keep: the number of results, counted from the end, that are kept.
+        at_least: the number of tokens that clearing must remove to be done at all.
+        excluded: the names of the tools whose results are always kept.
+        inputs: whether to clear the arguments of the calls too, or the names of the tools whose calls lose them.
+    """
+
+    counts_uses: bool = False
+    trigger: int = 100_000
+    keep: int = 3
+    at_least: int = 0
+    excluded: frozenset[str] = frozenset()
+    inputs: bool | frozenset[str] = False
+
+    def may_clear(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+        """Return the tool names of the results that clearing would replace, by the ids of their calls.
+
+        The result is empty if clearing depends on a number of calls that is not reached.
+        """
+        names = {block["id"]: block["name"] for block in _blocks(messages, "tool_use")}
+        if self.counts_uses and sum(1 for _ in _blocks(messages, "tool_use")) <= self.trigger:
+            return {}
+        results = [*_blocks(messages, "tool_result")]
+        old, kept = results[: len(results) - self.keep], results[max(0, len(results) - self.keep) :]
+        recent = {block["tool_use_id"] for block in kept} | {block["tool_use_id"] for block in old if _loads(block)}
+        ids = [block["tool_use_id"] for block in old if block["tool_use_id"] not in recent]
+        return {id: names[id] for id in ids if names[id] not in self.excluded}
+
+    def clear(self, messages: Sequence[Mapping[str, Any]], ids: Mapping[str, str]) -> list[Mapping[str, Any]]:
+        """Return the messages with the results of these calls cleared."""
+        return [
+            {**message, "content": [self._cleared(block, ids) for block in message["content"]]}
+            if isinstance(message.get("content"), list) and message["role"] != "system"
+            else message
+            for message in messages
+        ]
+
+    def _cleared(self, block: Mapping[str, Any], ids: Mapping[str, str]) -> Mapping[str, Any]:
+        if block["type"] == "tool_result" and block["tool_use_id"] in ids:
+            return {**block, "content": CLEARED}
+        if block["type"] == "tool_use" and block["id"] in ids:
+            name, inputs = block["name"], self.inputs
+            if inputs if isinstance(inputs, bool) else name in inputs:
+                return {**block, "input": {}}
+        return block
+
+
+Edit = ClearThinking | ClearToolUses
+
+
+def _blocks(messages: Sequence[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the blocks of a type in messages that have been read."""
+    for message in messages:
+        content = message.get("content")
+        for block in content if isinstance(content, list) and message["role"] != "system" else ():
+            if block["type"] == kind:
+                yield block
+
+
+def _loads(result: Mapping[str, Any]) -> bool:
+    """Return whether a result shows tools to the model. Without it, the model could not call them."""
+    content = result.get("content")
+    return isinstance(content, list) and any(part["type"] == "tool_reference" for part in content)
+
+
+class ContextEdits:
+    """The edits of one request.
+
+    Args:
+        edits: the edits in their order.
+        messages: the messages of the unedited conversation.
+        num_reasoning: the number of them that have reasoning, after consecutive ones have been joined.
+        build: returns the request with other messages.
+
+    Attributes:
+        applied: the edits that removed something, as the response shows them.
+        num_original: the number of prompt tokens before the edits, or None if no edit had to count them.
+    """
+
+    def __init__(
+        self,
+        edits: Sequence[Edit],
+        messages: list[Mapping[str, Any]],
+        num_reasoning: int,
+        build: Callable[[EditedMessages], Request],
+    ) -> None:
+        self._edits = edits
+        self._messages = messages
+        self._num_reasoning = num_reasoning
+        self._build = build
+        self.applied: list[AppliedEdit] = []
+        self.num_original: int | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Whether an edit may remove something, so that tokens must be counted."""
+        return any(
+            self._num_cleared(edit) > 0 if isinstance(edit, ClearThinking) else edit.may_clear(self._messages)
+            for edit in self._edits
+        )
+
+    def shown(self) -> AnthropicContext:
+        return {"applied_edits": self.applied}
+
+    def prompt(self, request: Request, render: Callable[[Request], Prompt]) -> Prompt:
+        """Return the prompt of the edited conversation. This may be called on any thread.
+
+        Args:
+            render: returns the prompt of a request.
+
+        Raises:
+            PromptTooLong: the prompt is too long to be tokenized, even after the edits.
+        """
+        prompt, num_tokens, error = None, 0, None
+        try:
+            prompt = render(request)
+            num_tokens = len(prompt.ids)
+        except PromptTooLong as too_long:
+            num_tokens, error = too_long.num_prompt, too_long
+        self.applied, self.num_original = [], num_tokens
+        conversation = EditedMessages(self._messages)
+        for edit in self._edits:
+            edited = self._edited(edit, conversation, num_tokens)
+            if edited is None:
+                continue
+            changed, applied = edited
+            shorter = self._build(changed)
+            after = render(request._replace(messages=shorter.messages, media=shorter.media))
+            removed = num_tokens - len(after.ids)
+            if isinstance(edit, ClearToolUses) and removed < max(1, edit.at_least):
+                continue
+            applied["cleared_input_tokens"] = max(0, removed)
+            self.applied.append(applied)
+            conversation, prompt, num_tokens = changed, after, len(after.ids)
+        if prompt is None:
+            assert error is not None, "the prompt was not rendered"
+            raise error
+        return prompt
+
+    def _num_cleared(self, edit: ClearThinking) -> int:
+        return 0 if edit.keep is None else max(0, self._num_reasoning - edit.keep)
+
+    def _edited(self, edit: Edit, now: EditedMessages, num_tokens: int) -> tuple[EditedMessages, AppliedEdit] | None:
+        """Return the conversation after an edit, and what the response says of the edit; or None if it is not due."""
+        if isinstance(edit, ClearThinking):
+            if not (num_cleared := self._num_cleared(edit)):
+                return None
+            cleared: AppliedEdit = {"type": _THINKING, "cleared_input_tokens": 0, "cleared_thinking_turns": num_cleared}
+            return now._replace(num_reasoning=edit.keep), cleared
+        if not edit.counts_uses and num_tokens <= edit.trigger:
+            return None
+        if not (ids := edit.may_clear(now.messages)):
+            return None
+        num_results = sum(block["tool_use_id"] in ids for block in _blocks(now.messages, "tool_result"))
+        applied: AppliedEdit = {"type": _TOOL_USES, "cleared_input_tokens": 0, "cleared_tool_uses": num_results}
+        return now._replace(messages=edit.clear(now.messages, ids)), applied
+
+
+# -- `context_management` ----------------------------------------------------------------------------------------------
+
+
+def read_edits(value: Any) -> tuple[Edit, ...]:
+    """Read `context_management`.
+
+    Raises:
+        ValueError: the value is invalid, or contains an edit that is not supported.
+    """
+    edits = value.get("edits") if isinstance(value, dict) else value
+    edits = [] if edits is None else edits
+    if not isinstance(value, dict) or not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+        raise ValueError("must be an object with 'edits', a list of objects")
+    only(value, "edits")
+    types = [edit.get("type") for edit in edits]
+    for kind in types:
+        if not isinstance(kind, str) or kind not in _READERS:
+            raise ValueError(f"has an edit that is not supported: the available edits are {', '.join(_READERS)}")
+        if types.count(kind) > 1:
+            raise ValueError(f"may have only one edit of the type {kind}")
+    if _THINKING in types[1:]:
+        raise ValueError(f"must begin with the edit of the type {_THINKING}")
+    return tuple(_READERS[edit["type"]](edit) for edit in edits)
+
+
+def _clear_thinking(edit: Mapping[str, Any]) -> ClearThinking:
+    only(edit, "type", "keep")
+    keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
+    only(keep, "type", "value")
+    match keep:
+        case "all" | {"type": "all"}:
+            return ClearThinking(None)
+        case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
+            return ClearThinking(turns)
+    raise ValueError("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
+
+
+def _clear_tool_uses(edit: Mapping[str, Any]) -> ClearToolUses:
+    only(edit, "type", "trigger", "keep", "clear_at_least", "exclude_tools", "clear_tool_inputs")
+    default = ClearToolUses()
+    trigger = _quantity(edit, "trigger", 1, "input_tokens", "tool_uses") or ("input_tokens", default.trigger)
+    keep = _quantity(edit, "keep", 0, "tool_uses") or ("", default.keep)
+    at_least = _quantity(edit, "clear_at_least", 0, "input_tokens") or ("", default.at_least)
+    inputs = edit.get("clear_tool_inputs")
+    return ClearToolUses(
+        trigger[0] == "tool_uses",
+        trigger[1],
+        keep[1],
+        at_least[1],
+        _names(edit, "exclude_tools") if edit.get("exclude_tools") is not None else frozenset(),
+        inputs is True if isinstance(inputs, bool | None) else _names(edit, "clear_tool_inputs"),
+    )
+
+
+def _quantity(edit: Mapping[str, Any], name: str, least: int, *kinds: str) -> tuple[str, int] | None:
+    """Return the type and the value of a quantity in an edit, or None if it is absent."""
+    value = edit.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("type") not in kinds:
+        raise ValueError(f"'{name}' must be an object with 'type': {' or '.join(map(repr, kinds))} and a 'value'")
+    only(value, "type", "value")
+    try:
+        return value["type"], integer(least)(value.get("value"))
+    except ValueError as error:
+        raise ValueError(f"{NamedValue(f'{name}.value', value.get('value'))}: {error}") from None
+
+
+def _names(edit: Mapping[str, Any], name: str) -> frozenset[str]:
+    names = edit[name]
+    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
+        raise ValueError(f"{NamedValue(name, names)}: must be a list of names of tools")
+    return frozenset(names)
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Edit]] = {
+    _THINKING: _clear_thinking,
+    _TOOL_USES: _clear_tool_uses,
+}
