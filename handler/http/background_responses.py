@@ -1,4 +1,4 @@
-"""Answers requests for background responses: their creation, their events, and their cancellation."""
+"""Responds to requests for background responses: their creation, their events, and their cancellation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from handler.http.urls import query_of
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import not_kept, read_starting_after
-from handler.protocols.responses.background import not_cancellable, not_streamed
+from handler.protocols.responses.background import no_events, not_cancellable
 from handler.serving.background.runs import BackgroundRun, BackgroundRuns
 from handler.serving.background.tables import Page
 from handler.serving.head import owner_of
@@ -42,7 +42,7 @@ _LOOK_SECONDS = 1.0  # between two searches for events of a response that anothe
 
 
 async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask) -> bool:
-    """Start a background response and answer its request. Return whether the run closes the task.
+    """Start a background response and respond to its request. Return whether the run closes the task.
 
     The response goes on when the client disconnects.
     """
@@ -66,7 +66,7 @@ async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask
     if detached.streams:
         await _send_events(model, scope, send, _Reader(runs, run.owner, run.id, 0, run), ignored)
     else:
-        queued = HttpResponse(200, JSON.content_type, dumps({**detached.answer.head, "output": []}))
+        queued = HttpResponse(200, JSON.content_type, dumps({**detached.queued.head, "output": []}))
         await send_answer(scope, send, queued, ignored)
     return True
 
@@ -106,7 +106,7 @@ async def _send_events(
 ) -> None:
     """Send the events of a response until it has ended or is deleted, or the client has disconnected.
 
-    A slow client holds at most one part, and nothing of the run.
+    A slow client holds one part of the events, and nothing of the run.
     """
     exchange: AnyExchange = scope["extensions"][EXCHANGE]
     headers = [(b"cache-control", b"no-cache"), AS_IT_COMES, *(extra or [])]
@@ -183,7 +183,7 @@ class BackgroundHandlers:
         else:
             streams = run.detached.streams
         if not streams:
-            raise not_streamed()
+            raise no_events()
         return _Reader(runs, owner, id, first, run)
 
     def _store(self) -> ResponseStore:

@@ -431,7 +431,9 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
 
 
 Detach = Callable[[ServedModel, Scope, Send, RequestTask], Awaitable[bool]]
-"""Function that answers a request while its response is generated in the background. Whether it closes the task."""
+"""Function that responds to a request whose response is generated in the background. Returns whether it has taken over
+the task, which it then closes.
+"""
 
 
 class Inference:
@@ -439,7 +441,7 @@ class Inference:
 
     Args:
         dialect: dialect of the route, or None for the configured dialect.
-        detach: answers a request for a background response, or None if the route has no such responses.
+        detach: responds to a request for a background response, or None if the route has no such responses.
 
     Attributes:
         is_configured: whether the route uses the configured dialect. If so, it also accepts calls that manage sessions.

@@ -23,7 +23,7 @@ from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
 from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
 from handler.protocols.kernel.stored import KeptAnswer, KeptItem, Recalled, State, Wanted, kept_items
-from handler.serving.background.tables import BackgroundTables
+from handler.serving.background.tables import TABLES, BackgroundTables
 from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")
@@ -55,14 +55,6 @@ SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers
 SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
-CREATE TABLE IF NOT EXISTS runs (
-    answer TEXT PRIMARY KEY REFERENCES answers (id) ON DELETE CASCADE, server TEXT NOT NULL, streams INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS runs_by_server ON runs (server);
-CREATE TABLE IF NOT EXISTS events (
-    answer TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE, first INTEGER NOT NULL, number INTEGER NOT NULL,
-    data BLOB NOT NULL, PRIMARY KEY (answer, first)
-);
 """
 """Statements to run each time the database is opened. The queries fail on the database of another program. The other
 statements update the indexes.
@@ -122,7 +114,7 @@ class ResponseDatabase:
         self.directory = directory
         self.most_bytes = config.responses_max_bytes
         path = None if directory is None else directory / _FILE
-        self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
+        self._database = open_database(path, _VERSION, _TABLES, _ALWAYS + TABLES, wait=BUSY_SECONDS)
         self.background = BackgroundTables(self, self._database, config, clock)
         self.may_be_full = False
         """Whether an owner may have no room for another response, according to the last query."""
@@ -161,7 +153,7 @@ class ResponseDatabase:
     def insert(
         self,
         owner: str,
-        answer: KeptAnswer,
+        kept: KeptAnswer,
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
@@ -173,15 +165,15 @@ class ResponseDatabase:
         Args:
             failed: value of the column, by default as the response tells.
         """
-        now, first = self._clock(), len(answer.given)
-        items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
+        now, first = self._clock(), len(kept.given)
+        items = [(kept.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
         expires = now + self._config.responses_expiration
-        values = (answer.id, owner, answer.kind, answer.previous, failed or answer.failed, head, size, now, expires)
+        values = (kept.id, owner, kept.kind, kept.previous, failed or kept.failed, head, size, now, expires)
         database = self._database
         database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
         database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
-        self.make_room(owner, answer.id, size)
+        self.make_room(owner, kept.id, size)
 
     def make_room(self, owner: str, id: str, size: int) -> None:
         """Delete the least recently used responses of an owner until the others have room, within a transaction.

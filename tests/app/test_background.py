@@ -258,8 +258,8 @@ def test_a_server_without_a_store_refuses() -> None:
 
 
 def test_limits() -> None:
-    options = ("-o", "option.background_max=2", "-o", "option.background_timeout=1.5")
-    options += ("-o", "option.background_max_bytes=65536")
+    limits = ("background_max=2", "background_timeout=1.5", "background_max_bytes=65536")
+    options = [part for limit in limits for part in ("-o", f"option.{limit}")]
     with serve(*MEMORY, *options, "-o", "option.echo_tokens_per_second=400") as server:
         first, second = (server.post(LONG, PATH, headers=ANN).json()["id"] for _ in range(2))
         third = server.post(LONG, PATH, headers=ANN)

@@ -111,12 +111,12 @@ class Detached(NamedTuple):
     """A response that is generated in the background, while its client polls it or reads its events.
 
     Attributes:
-        answer: the response as it is stored until it has ended.
+        queued: the response as it is stored until it has ended.
         events: its first events, each framed.
         streams: whether clients may read its events.
     """
 
-    answer: KeptAnswer
+    queued: KeptAnswer
     events: Sequence[bytes]
     streams: bool
 

@@ -298,7 +298,7 @@ class ResponseItems(Listing):
 # -- the routes of stored responses ------------------------------------------------------------------------------------
 
 
-_MOST_DIGITS = 18  # of the number of an event
+_MAX_DIGITS = 18  # of the number of an event
 
 
 def not_kept(id: str) -> NotKept:
@@ -330,7 +330,7 @@ def _flag(text: str) -> bool:
 
 
 def _event_number(text: str) -> int:
-    if not is_digits(text) or len(text) > _MOST_DIGITS:
+    if not is_digits(text) or len(text) > _MAX_DIGITS:
         raise ValueError("must be the sequence number of an event")
     return int(text)
 

@@ -54,20 +54,20 @@ def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:
     return True
 
 
-def detached(response: OpenAiResponse, previous: str, given: Sequence[KeptItem], *, streams: bool) -> Detached:
+def detached(response: OpenAiResponse, previous: str, items: Sequence[KeptItem], *, streams: bool) -> Detached:
     """Return a response that is generated in the background.
 
     Args:
         response: the response before it has begun.
         previous: the id of the response that it continues, or "".
-        given: the items of the request.
+        items: the items of the request.
         streams: whether the client has asked for a stream.
     """
     queued = with_status(response, "queued")
     head = {name: value for name, value in queued.items() if name != "output"}
     kind: Kind = "response" if response["store"] else "background"
-    answer = KeptAnswer(response["id"], kind, previous, False, head, given, ())
-    return Detached(answer, [_event("created", 0, queued), _event("queued", 1, queued)], streams)
+    kept = KeptAnswer(response["id"], kind, previous, False, head, items, ())
+    return Detached(kept, [_event("created", 0, queued), _event("queued", 1, queued)], streams)
 
 
 def with_status(response: Mapping[str, Any], status: ResponseStatus, message: str = "") -> OpenAiResponse:
@@ -117,7 +117,7 @@ def response_in(event: bytes) -> OpenAiResponse:
     return cast(OpenAiResponse, loads(event[event.index(_DATA) + len(_DATA) :])["response"])
 
 
-def not_streamed() -> BadRequest:
+def no_events() -> BadRequest:
     """Return the error for a request for the events of a response that has none."""
     return BadRequest("only a response that was created with background=true and stream=true can be streamed")
 

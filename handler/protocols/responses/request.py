@@ -824,10 +824,10 @@ class OpenAiResponses(OpenAiDialect):
             stream = CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
             parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
         if repeated["background"]:
-            given, previous = kept_items(with_ids(reader.items)), repeated["previous_response_id"] or ""
+            items, previous = kept_items(with_ids(reader.items)), repeated["previous_response_id"] or ""
             streams = chat.framing is not JSON
             limited = [request._replace(time_limit=math.inf) for request in requests]  # its host has a limit
-            response = detached(settings.response(), previous, given, streams=streams)
+            response = detached(settings.response(), previous, items, streams=streams)
             parsed = parsed._replace(requests=limited, detached=response)
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size)

@@ -106,7 +106,7 @@ class BackgroundRun:
         self.readers = set[Callable[[], object]]()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.state = State.OPENING
-        self.response: Mapping[str, Any] = {**detached.answer.head, "output": []}
+        self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
         self._task, self._config, self._changed = task, config, changed
         self.in_store: InProgress | None = None
         self._num_bytes = 0
@@ -114,7 +114,7 @@ class BackgroundRun:
 
     @property
     def id(self) -> str:
-        return self.detached.answer.id
+        return self.detached.queued.id
 
     def begin(self) -> None:
         """Run the request. Its client has been told that the response is queued."""
@@ -168,17 +168,17 @@ class BackgroundRun:
 
     def _check_size(self) -> None:
         """Let the request fail if its events need too much memory or too much room."""
-        most = self._config.background_max_bytes
+        limit = self._config.background_max_bytes
         error: ServingError | None = None
-        if self._num_bytes > most:
-            error = GenerationFailed(f"the events of the response exceed {most} bytes (option.background_max_bytes)")
+        if self._num_bytes > limit:
+            error = GenerationFailed(f"the events of the response exceed {limit} bytes (option.background_max_bytes)")
         else:
             try:
                 self._task.memory.set_unsent(self.log.size)
             except Overloaded as overloaded:
                 error = overloaded
         if error is not None and self.state is State.RUNNING:
-            self._num_bytes = -most  # there is room for the end
+            self._num_bytes = -limit  # there is room for the end
             asyncio.get_running_loop().call_soon(self._task.fail, error)
 
     def _expire(self) -> None:
@@ -288,10 +288,10 @@ class BackgroundRuns:
         """
         detached = None if task.parsed is None else task.parsed.detached
         assert detached is not None, "the request asks for it"
-        owner, most = task.owner, self._config.background_max
-        if self._numbers[owner] >= most:
+        owner, limit = task.owner, self._config.background_max
+        if self._numbers[owner] >= limit:
             raise Overloaded(
-                f"this API key has {most} background responses in progress (option.background_max)",
+                f"this API key has {limit} background responses in progress (option.background_max)",
                 retry_after=_RETRY_SECONDS,
             )
         self.store.check_calls(owner)
@@ -317,7 +317,7 @@ class BackgroundRuns:
 
     def _note(self, run: BackgroundRun) -> None:
         if run.in_store is not None:
-            run.in_store.answer = run.response
+            run.in_store = self.store.begin(run.owner, run.id, run.response)
         self._dirty.add(run)
         self._changed.set()
 

@@ -35,6 +35,19 @@ _MARGIN = 60.0  # seconds after the time limit of a response until its row may e
 _CHUNK = 1 << 17  # bytes of events in a row, after the response has ended
 _STOPPED = "the server stopped before the response was complete"
 _IN_PROGRESS = 2  # value of the column `failed`
+_ALL = "answers"  # the table of all stored responses
+
+TABLES = f"""
+CREATE TABLE IF NOT EXISTS runs (
+    response TEXT PRIMARY KEY REFERENCES {_ALL} (id) ON DELETE CASCADE, server TEXT NOT NULL, streams INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS runs_by_server ON runs (server);
+CREATE TABLE IF NOT EXISTS events (
+    response TEXT NOT NULL REFERENCES {_ALL} (id) ON DELETE CASCADE, first INTEGER NOT NULL, number INTEGER NOT NULL,
+    data BLOB NOT NULL, PRIMARY KEY (response, first)
+);
+"""
+"""Statements that create the tables, if they do not exist yet."""
 
 
 class Page(NamedTuple):
@@ -106,16 +119,16 @@ class BackgroundTables:
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
         """
-        answer = detached.answer
-        head = dumps(answer.head)
-        size = len(head) + sum(len(item) for _, item in answer.given)
+        queued = detached.queued
+        head = dumps(queued.head)
+        size = len(head) + sum(len(item) for _, item in queued.given)
         with self._responses.writing() as database:
-            self._responses.insert(owner, answer, head, answer.given, size, failed=_IN_PROGRESS)
+            self._responses.insert(owner, queued, head, queued.given, size, failed=_IN_PROGRESS)
             limit = self._config.background_timeout + self._config.responses_expiration + _MARGIN
-            database.execute("UPDATE answers SET expires = ? WHERE id = ?", (self._clock() + limit, answer.id))
-            database.execute("INSERT INTO runs VALUES (?, ?, ?)", (answer.id, self.server, detached.streams))
+            database.execute(f"UPDATE {_ALL} SET expires = ? WHERE id = ?", (self._clock() + limit, queued.id))
+            database.execute("INSERT INTO runs VALUES (?, ?, ?)", (queued.id, self.server, detached.streams))
             if detached.streams:
-                self._add_events(answer.id, 0, detached.events)
+                self._add_events(queued.id, 0, detached.events)
 
     def append(self, batches: Sequence[Batch]) -> set[str]:
         """Append events of running responses, and return the ids of those that run no longer.
@@ -128,13 +141,13 @@ class BackgroundTables:
                 if batch.id not in running:
                     continue
                 if batch.head is not None:
-                    database.execute("UPDATE answers SET head = ? WHERE id = ?", (dumps(batch.head), batch.id))
+                    database.execute(f"UPDATE {_ALL} SET head = ? WHERE id = ?", (dumps(batch.head), batch.id))
                 if batch.events:
                     self._add_events(batch.id, batch.first, batch.events)
         return {batch.id for batch in batches} - running
 
     def _running(self) -> set[str]:
-        rows = self._database.execute("SELECT answer FROM runs WHERE server = ?", (self.server,))
+        rows = self._database.execute("SELECT response FROM runs WHERE server = ?", (self.server,))
         return {id for (id,) in rows}
 
     def end(
@@ -148,40 +161,40 @@ class BackgroundTables:
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
         """
-        id, given = detached.answer.id, len(detached.answer.given)
+        id, first = detached.queued.id, len(detached.queued.given)
         head = dumps({name: value for name, value in response.items() if name != "output"})
         items = kept_items(response["output"])
         with self._responses.writing() as database:
-            ended = database.execute("UPDATE runs SET server = '' WHERE answer = ? AND server = ?", (id, self.server))
+            ended = database.execute("UPDATE runs SET server = '' WHERE response = ? AND server = ?", (id, self.server))
             if not ended.rowcount:
                 return False
-            rows = [(id, given + place, True, *item) for place, item in enumerate(items)]
+            rows = [(id, position, True, *item) for position, item in enumerate(items, first)]
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
             num_bytes = self._pack(id, batch) if detached.streams else 0
-            size = len(head) + sum(len(item) for _, item in (*detached.answer.given, *items)) + num_bytes
+            size = len(head) + sum(len(item) for _, item in (*detached.queued.given, *items)) + num_bytes
             self._end(id, head, response["status"], size)
             if needs_room:
                 self._responses.make_room(owner, id, size)
         return True
 
     def _end(self, id: str, head: bytes, status: str, size: int) -> None:
-        now, kind = self._clock(), "SELECT kind FROM answers WHERE id = ?"
+        now, kind = self._clock(), f"SELECT kind FROM {_ALL} WHERE id = ?"
         (kept_as,) = self._database.execute(kind, (id,)).fetchone()
         seconds = self._config.responses_expiration if kept_as == "response" else LEAST_SECONDS
         values = (head, status in ("failed", "cancelled"), size, now, now + seconds, id)
-        query = "UPDATE answers SET head = ?, failed = ?, size = ?, used = ?, expires = ? WHERE id = ?"
+        query = f"UPDATE {_ALL} SET head = ?, failed = ?, size = ?, used = ?, expires = ? WHERE id = ?"
         self._database.execute(query, values)
 
     def _add_events(self, id: str, first: int, events: Sequence[bytes]) -> None:
         row = (id, first, len(events), b"".join(events))
         self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?)", row)
-        self._database.execute("UPDATE answers SET size = size + ? WHERE id = ?", (len(row[3]), id))
+        self._database.execute(f"UPDATE {_ALL} SET size = size + ? WHERE id = ?", (len(row[3]), id))
 
     def _pack(self, id: str, last: Batch) -> int:
         """Replace the events of a response by fewer rows, with its last events, and return their size in bytes."""
-        rows = self._database.execute("SELECT data FROM events WHERE answer = ? ORDER BY first", (id,)).fetchall()
+        rows = self._database.execute("SELECT data FROM events WHERE response = ? ORDER BY first", (id,)).fetchall()
         events = [*split_events(b"".join(map(_unpacked, rows))).events, *last.events]
-        self._database.execute("DELETE FROM events WHERE answer = ?", (id,))
+        self._database.execute("DELETE FROM events WHERE response = ?", (id,))
         total = first = 0
         while first < len(events):
             end, size = first, 0
@@ -198,29 +211,27 @@ class BackgroundTables:
 
     def streams(self, owner: str, id: str) -> bool | None:
         """Return whether an owner's response has events, or None if it is not a background response."""
-        query = (
-            "SELECT runs.streams FROM runs JOIN answers ON id = answer WHERE answer = ? AND owner = ? AND expires > ?"
-        )
+        query = f"SELECT runs.streams FROM runs JOIN {_ALL} ON id = response WHERE id = ? AND owner = ? AND expires > ?"
         row = self._database.execute(query, (id, owner, self._clock())).fetchone()
         return None if row is None else bool(row[0])
 
-    def read(self, owner: str, id: str, first: int, most: int) -> Page:
+    def read(self, owner: str, id: str, first: int, limit: int) -> Page:
         """Return events of a response, in order.
 
         Args:
             first: number of the first event.
-            most: bytes after which no further event is read.
+            limit: bytes after which no further event is read.
         """
         with self._responses.reading():
-            query = "SELECT server FROM runs JOIN answers ON id = answer WHERE answer = ? AND owner = ? AND expires > ?"
+            query = f"SELECT server FROM runs JOIN {_ALL} ON id = response WHERE id = ? AND owner = ? AND expires > ?"
             row = self._database.execute(query, (id, owner, self._clock())).fetchone()
             if row is None:
                 return Page(None)
-            query = "SELECT first, data FROM events WHERE answer = ? AND first + number > ? ORDER BY first"
+            query = "SELECT first, data FROM events WHERE response = ? AND first + number > ? ORDER BY first"
             events, size = list[bytes](), 0
             for start, data in self._database.execute(query, (id, first)):
                 for event in split_events(_unpacked((data,))).events[max(0, first - start) :]:
-                    if size >= most:
+                    if size >= limit:
                         return Page(events)
                     events.append(event)
                     size += len(event)
@@ -229,7 +240,7 @@ class BackgroundTables:
     def cancel(self, owner: str, id: str) -> bool:
         """Cancel a response that another server runs, which finds this out itself. Return whether it was running."""
         with self._responses.writing() as database:
-            query = "SELECT head FROM answers JOIN runs ON answer = id WHERE id = ? AND owner = ? AND server != ''"
+            query = f"SELECT head FROM {_ALL} JOIN runs ON response = id WHERE id = ? AND owner = ? AND server != ''"
             row = database.execute(query, (id, owner)).fetchone()
             if row is None:
                 return False
@@ -237,9 +248,9 @@ class BackgroundTables:
         return True
 
     def _end_elsewhere(self, id: str, response: Mapping[str, Any], events: Sequence[bytes]) -> None:
-        self._database.execute("UPDATE runs SET server = '' WHERE answer = ?", (id,))
+        self._database.execute("UPDATE runs SET server = '' WHERE response = ?", (id,))
         (streams, size) = self._database.execute(
-            "SELECT streams, size FROM runs JOIN answers ON id = answer WHERE id = ?", (id,)
+            f"SELECT streams, size FROM runs JOIN {_ALL} ON id = response WHERE id = ?", (id,)
         ).fetchone()
         if streams:
             self._pack(id, Batch(id, 0, events))
@@ -255,10 +266,10 @@ class BackgroundTables:
 
     def _fail_all(self, server: str) -> None:
         with self._responses.writing() as database:
-            query = "SELECT id, head FROM answers JOIN runs ON answer = id WHERE server = ?"
+            query = f"SELECT id, head FROM {_ALL} JOIN runs ON response = id WHERE server = ?"
             for id, head in database.execute(query, (server,)).fetchall():
                 response = with_status(load_json(head), "failed", _STOPPED)
-                query = "SELECT first + number FROM events WHERE answer = ? ORDER BY first DESC LIMIT 1"
+                query = "SELECT first + number FROM events WHERE response = ? ORDER BY first DESC LIMIT 1"
                 row = database.execute(query, (id,)).fetchone()
                 events = () if row is None else (failed_event(row[0], response),)
                 self._end_elsewhere(id, response, events)
