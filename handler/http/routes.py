@@ -327,7 +327,7 @@ class ResponseRoutes:
             ),
         ]
 
-    def _handler(self, answer: StoredAnswer, *, changes: bool = False) -> Handle:
+    def _handler(self, call: StoredAnswer, *, changes: bool = False) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
             with Share(self._model.admission.memory) as memory:
@@ -342,7 +342,7 @@ class ResponseRoutes:
                 if store is None:
                     raise NotFound("responses are not stored on this server (option.responses_store)")
                 query = QueryParams(query_of(scope))
-                value = await answer(store, owner_of(scope["headers_by_name"]), id, query)
+                value = await call(store, owner_of(scope["headers_by_name"]), id, query)
                 whole = HttpResponse(200, JSON.content_type, dumps(value))
                 memory.take(len(whole.body))
             except ServingError as error:
