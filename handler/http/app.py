@@ -22,6 +22,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http import background_responses
 from handler.http.batch_routes import BatchRoutes
+from handler.http.conversation_routes import ConversationRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
@@ -123,6 +124,7 @@ class App:
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
             *ResponseRoutes(model).routes,
+            *ConversationRoutes(model).routes,
             *TritonRoutes(model).routes,
             *VllmRoutes(model).routes,
         ]

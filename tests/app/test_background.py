@@ -357,3 +357,21 @@ def test_a_full_store_fails_the_response(tmp_path: Path) -> None:
         events = events_in(call(server, "GET", f"{id}?stream=true").text)
         assert numbers(events) == list(range(len(events)))
         assert events[-1]["response"] == failed
+
+
+def test_a_response_belongs_to_a_conversation(server: LiveServer) -> None:
+    """It has its turn until it has ended, and is appended only if it has not been cancelled."""
+    made = http.post(f"{server.url}/v1/conversations", json={}, headers=ANN).json()["id"]
+    items = f"{server.url}/v1/conversations/{made}/items?order=asc"
+    id = begin(server, conversation=made)
+    body = {"input": "b", "max_output_tokens": 2, "conversation": made}
+    assert server.post(body, PATH, headers=ANN).status_code == 409
+    assert call(server, "POST", f"{id}/cancel").json()["conversation"] == {"id": made}
+    assert http.get(items, headers=ANN).json()["data"] == []
+    ended = poll(server, create(server, conversation=made, store=False)["id"])
+    assert ended["status"] == "incomplete"
+    listed = http.get(items, headers=ANN).json()["data"]
+    assert [item["role"] for item in listed] == ["user", "assistant"]
+    assert listed[1] == ended["output"][0]
+    assert server.post(body, PATH, headers=ANN).status_code == 200
+    assert len(http.get(items, headers=ANN).json()["data"]) == 4

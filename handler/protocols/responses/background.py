@@ -13,7 +13,7 @@ from handler.core.framing import loads, typed_event
 from handler.protocols.kernel.context import RequestContext
 from handler.protocols.kernel.readers import NamedValue, boolean, only, string
 from handler.protocols.kernel.schema import TEXT, accepts, nullable
-from handler.protocols.kernel.stored import Detached, KeptAnswer, KeptItem, Kind
+from handler.protocols.kernel.stored import Detached, Keeping, Kind
 from handler.protocols.responses.api import OpenAiResponse, ResponseState, ResponseStatus
 
 BACKGROUND = "background"
@@ -54,20 +54,20 @@ def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:
     return True
 
 
-def detached(response: OpenAiResponse, previous: str, items: Sequence[KeptItem], *, streams: bool) -> Detached:
+def detached(response: OpenAiResponse, keeping: Keeping, *, streams: bool) -> Detached:
     """Return a response that is generated in the background.
 
     Args:
         response: the response before it has begun.
-        previous: the id of the response that it continues, or "".
-        items: the items of the request.
+        keeping: the object that would store the response of a request that waits for it.
         streams: whether the client has asked for a stream.
     """
     queued = with_status(response, "queued")
     head = {name: value for name, value in queued.items() if name != "output"}
     kind: Kind = "response" if response["store"] else "background"
-    kept = KeptAnswer(response["id"], kind, previous, False, head, items, ())
-    return Detached(kept, [_event("created", 0, queued), _event("queued", 1, queued)], streams)
+    return Detached(
+        keeping.queued(response["id"], kind, head), [_event("created", 0, queued), _event("queued", 1, queued)], streams
+    )
 
 
 def with_status(response: Mapping[str, Any], status: ResponseStatus, message: str = "") -> OpenAiResponse:

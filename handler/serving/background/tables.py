@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handler.config.config import Config
+from handler.core.errors import NotKept
 from handler.core.framing import dumps
 from handler.core.values import new_uuid
-from handler.protocols.kernel.stored import Detached, kept_items
+from handler.protocols.kernel.stored import CONVERSATION, Detached, KeptItem, kept_items
 from handler.protocols.responses.background import failed_event, split_events, with_status
 from handler.serving.database import is_locked, load_json
 
@@ -170,12 +171,22 @@ class BackgroundTables:
                 return False
             rows = [(id, position, True, *item) for position, item in enumerate(items, first)]
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+            if response["status"] in ("completed", "incomplete"):
+                self._append_to_conversation(owner, detached, items)
             num_bytes = self._pack(id, batch) if detached.streams else 0
             size = len(head) + sum(len(item) for _, item in (*detached.queued.given, *items)) + num_bytes
             self._end(id, head, response["status"], size)
             if needs_room:
                 self._responses.make_room(owner, id, size)
         return True
+
+    def _append_to_conversation(self, owner: str, detached: Detached, output: Sequence[KeptItem]) -> None:
+        """Append the items of a response to its conversation, if it has one that has not been deleted meanwhile."""
+        id = detached.queued.previous
+        if id.startswith(CONVERSATION):
+            with contextlib.suppress(NotKept):
+                conversation = self._responses.conversations.find(owner, id)
+                self._responses.conversations.append(conversation.number, [*detached.queued.given, *output])
 
     def _end(self, id: str, head: bytes, status: str, size: int) -> None:
         now, kind = self._clock(), f"SELECT kind FROM {_ALL} WHERE id = ?"
