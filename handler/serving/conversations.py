@@ -88,7 +88,7 @@ class Locks:
         return True
 
 
-class Turn:
+class ConversationTurn:
     """The turn of a request in a conversation, in which no other response may be in progress meanwhile."""
 
     def __init__(self, locks: Locks) -> None:

@@ -382,6 +382,7 @@ def test_a_turn_ends_with_its_response(slow: LiveServer, more: dict[str, Any]) -
     assert ask(slow, "b", conversation=id, max_output_tokens=1).status_code == 200, "the turn has ended"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the thread that dies
 def test_a_turn_ends_with_its_engine() -> None:
     with serve(*STORE, "-o", "option.echo_cues=true") as server:
         id = create(server, user("zero"))

@@ -187,7 +187,7 @@ class _Stream(PlainEventSender):
 
 
 class _Whole(EventSender):
-    """A response that is used instead of being sent. Errors are sent.
+    """Keeps a response instead of sending it. Errors are sent.
 
     Attributes:
         response: the response, or None if it is an error.

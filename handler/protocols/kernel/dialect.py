@@ -69,6 +69,9 @@ class ParsedRequest(NamedTuple):
             or that the prompts of several requests repeat. Bytes that are repeated n times count n times.
         detached: the response that is generated in the background and replaces the reply for the client, or None.
         end: called when the request has finished, in whichever way. It ends what the reply has begun in the server.
+        follow_up: called when the engine has finished the only request, but the reply has not. It returns the next
+            request, whose output the reply gets with the index 1, or None if there is none. It may be called on any
+            thread.
     """
 
     requests: Sequence[Request]
@@ -87,6 +90,7 @@ class ParsedRequest(NamedTuple):
     num_repeated: int = 0
     detached: Detached | None = None
     end: Callable[[], None] = _end_nothing
+    follow_up: Callable[[], Request | None] | None = None
 
 
 class Description(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
+from handler.protocols.assistant.summary import PROMPT, Asking, Summarizing, of_bounded_length, unshaped
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -69,14 +71,15 @@ from handler.protocols.responses.api import (
 from handler.protocols.responses.background import BACKGROUND, detached, read_background, read_options
 from handler.protocols.responses.compaction import (
     COMPACTION,
-    PROMPT,
     TRIGGER,
     CompactedDocument,
+    CompactingDocument,
+    CompactingStream,
     CompactionDocument,
     CompactionStream,
     Summaries,
     after_compaction,
-    of_bounded_length,
+    read_threshold,
 )
 from handler.protocols.responses.response import (
     CUSTOM,
@@ -152,7 +155,6 @@ TABLE = Table(
         "text": Parameter("structured_output", _text),
         "previous_response_id": unsupported(f"responses are not stored (option.responses_store); {_SEND_ALL}"),
         "conversation": unsupported(f"conversations are not stored; {_SEND_ALL}"),
-        "context_management": unsupported("the input is never truncated or summarized", []),
         "prompt": unsupported("the server does not store prompts"),
         "store": unsupported(
             "responses are not stored (option.responses_store); send store=false, or omit store", False
@@ -266,12 +268,14 @@ class InputReader(TurnsReader):
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         field = "previous_response_id" if body.get("conversation") is None else "conversation"
-        for index, item in enumerate(after_compaction(self._request_context.recalled.history)):
-            is_call = item["type"] in ("function_call", "custom_tool_call")
+        stored = [
+            (f"{field}: item {index}", item) for index, item in enumerate(self.history) if item["type"] != TRIGGER
+        ]
+        sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
+        for at, item in after_compaction([*stored, *sent]):
+            is_call = at.startswith(field) and item["type"] in ("function_call", "custom_tool_call")
             if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
-                self._item(item, f"{field}: item {index}")
-        for index, item in enumerate(input):
-            self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
+                self._item(item, at)
         self._add_shown()
         if not self.chat:
             raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
@@ -334,7 +338,7 @@ class InputReader(TurnsReader):
 
     def user_messages(self) -> list[Any]:
         """Return the items of the conversation that are messages of users."""
-        items = [*after_compaction(self._request_context.recalled.history), *self.items]
+        items = [*self.history, *self.items]
         return [item for item in items if type_of(item) == "message" and item["role"] == "user"]
 
     def _compact(self) -> None:
@@ -789,10 +793,15 @@ _REASONING: Mapping[str, Shape] = {
     **{name: {"enum": [value, None]} for name, value in _ONLY.items()},
 }
 
+_MANAGEMENT = record(
+    {"type": {"enum": [COMPACTION]}}, {"compact_threshold": nullable({"type": "integer", "minimum": 1})}
+)
+
 FIELDS: Mapping[str, Shape] = {
     **INPUT,
     **_OF_CHAT,
     **TOOLS,
+    "context_management": nullable(listing({**_MANAGEMENT, "additionalProperties": NULL}, maxItems=1)),
     "reasoning": nullable(record({}, _REASONING, additionalProperties=NULL)),
 }
 _UNHEEDED = "tools[].function.strict"
@@ -849,12 +858,44 @@ class OpenAiResponses(OpenAiDialect):
         keeps, keeper = read_store(body, context, request_context) and self.computes, request_context.keeper
         in_background = keeper is not None and self.computes and read_background(body, request_context)
         reader, tools = InputReader(context, request_context), ToolsReader()
+        management = NamedValue("context_management", body.get("context_management"))
+        threshold = management.optional(partial(read_threshold, context_length=context.most_tokens()))
+        chat = self._chat(body, reader, tools, context, request_context)
+        ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
+        try:
+            head = read_head(body, context.generation, store=keeps, background=in_background)
+            if keeper and conversation_in(body):
+                head["conversation"] = ConversationName(id=conversation_in(body))
+            keeping = self._keeping(body, head, reader, keeper, stores=keeps or in_background)
+            if _UNHEEDED in chat.ignored:
+                head["tools"] = [without_strict(tool) for tool in head["tools"]]
+                ignored += ["tools[].format"] if tools.formats else []
+            ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
+            chat = chat._replace(ignored=ignored)
+            summarizing = None
+            if threshold is not None and not reader.compacts and self.computes:
+                summarizing = self._summarizing(threshold, body, reader, context, request_context)
+                chat = chat._replace(request=chat.request._replace(edit=summarizing.edit))
+            return self._respond(chat, head, tools.origins, keeping, reader, summarizing)
+        except (InvalidParameter, InvalidPayload) as error:
+            raise type(error)(_in_responses_words(error.message)) from None
+
+    def _chat(
+        self,
+        body: Mapping[str, Any],
+        reader: InputReader,
+        tools: ToolsReader,
+        context: ServerContext,
+        request_context: RequestContext,
+    ) -> ParsedChat:
+        """Translate a body to a chat, with readers that have read nothing yet."""
         effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
         tools.read(body.get("tools"))
         choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
+        stored_fields = STORED_FIELDS if request_context.keeper else ()
         fields = {
-            **{name: body[name] for name in _SAME if name in body and not (keeper and name in STORED_FIELDS)},
+            **{name: body[name] for name in _SAME if name in body and name not in stored_fields},
             "reasoning_effort": effort,
         }
         tool_fields = {
@@ -864,22 +905,13 @@ class OpenAiResponses(OpenAiDialect):
         }
         if reader.compacts:
             fields["text"] = None  # a format of the client's is not that of the summary
-        ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
-            head = read_head(body, context.generation, store=keeps, background=in_background)
-            if keeper and conversation_in(body):
-                head["conversation"] = ConversationName(id=conversation_in(body))
-            keeping = self._keeping(body, head, reader, keeper, stores=keeps or in_background)
             chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
-            if _UNHEEDED in chat.ignored:
-                head["tools"] = [without_strict(tool) for tool in head["tools"]]
-                ignored += ["tools[].format"] if tools.formats else []
             if reader.compacts and body.get("max_output_tokens") is None:
                 chat = chat._replace(request=of_bounded_length(chat.request))
             if tools.formats:
                 chat = chat._replace(request=tools.named(chat.request, choice))
-            ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
-            return self._respond(chat._replace(ignored=ignored), head, tools.origins, keeping, reader)
+            return chat
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_responses_words(error.message)) from None
 
@@ -894,6 +926,29 @@ class OpenAiResponses(OpenAiDialect):
             check_ids(reader.items, "input", reader.history)
         return make_keeping(keeper, head, reader.items, stores=stores)
 
+    def _summarizing(
+        self,
+        threshold: int,
+        body: Mapping[str, Any],
+        reader: InputReader,
+        context: ServerContext,
+        request_context: RequestContext,
+    ) -> Summarizing:
+        """Return what has the conversation summarized if its prompt exceeds a threshold."""
+
+        def chat(item: Mapping[str, Any], **more: Any) -> ParsedChat:
+            extended = {**body, "input": [*reader.items, item], **more}
+            return self._chat(extended, InputReader(context, request_context), ToolsReader(), context, request_context)
+
+        def ask() -> Asking:
+            asking = chat({"type": TRIGGER}, max_output_tokens=None)  # it limits the response after the summary
+            return Asking(unshaped(asking.request), asking.format.form)
+
+        def go_on(summary: str) -> Request:
+            return chat(reader.summaries.item("", summary)).request
+
+        return Summarizing(threshold, context.most_tokens, ask, go_on)
+
     def _respond(
         self,
         chat: ParsedChat,
@@ -901,6 +956,7 @@ class OpenAiResponses(OpenAiDialect):
         origins: Mapping[str, Origin],
         keeping: Keeping | None,
         reader: InputReader,
+        summarizing: Summarizing | None,
     ) -> ParsedRequest:
         """Return the parsed request with its reply.
 
@@ -908,6 +964,7 @@ class OpenAiResponses(OpenAiDialect):
             repeated: the fields of the request that the response repeats.
             origins: maps a tool's name in the prompt to its declaration.
             keeping: the object that stores the response, or None if it is not stored.
+            summarizing: has a conversation summarized that has become too long, or None if this is not requested.
         """
         head: ResponseStart = {
             "id": new_id("resp") if keeping is None else secret_id("resp"),
@@ -920,19 +977,31 @@ class OpenAiResponses(OpenAiDialect):
         settings = ResponseSettings(head, chat.format.form, origins, None if in_background else keeping)
         requests = (chat.request,)
         if chat.framing is JSON and not in_background:
-            parsed, times = ParsedRequest(requests, self._document(settings, reader), self.errors, chat.ignored), 1
+            document = self._document(settings, reader, summarizing)
+            parsed, times = ParsedRequest(requests, document, self.errors, chat.ignored), 1
         else:
-            stream = CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
+            stream = _stream(settings, reader, summarizing)
             parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
         if in_background and keeping is not None:
             limited = [request._replace(time_limit=math.inf) for request in requests]  # its host has a limit
             response = detached(settings.response(), keeping, streams=chat.framing is not JSON)
             parsed = parsed._replace(requests=limited, detached=response)
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
-        return parsed._replace(keeps=settings.keeping is not None, num_repeated=repeated_size)
+        keeps, follow_up = settings.keeping is not None, None if summarizing is None else summarizing.follow_up
+        return parsed._replace(keeps=keeps, num_repeated=repeated_size, follow_up=follow_up)
 
-    def _document(self, settings: ResponseSettings, reader: InputReader) -> ResponseDocument:
+    def _document(
+        self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None
+    ) -> ResponseDocument:
+        if summarizing is not None:
+            return CompactingDocument(settings, reader.summaries, summarizing)
         return CompactionDocument(settings, reader.summaries) if reader.compacts else ResponseDocument(settings)
+
+
+def _stream(settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None) -> ResponseStream:
+    if summarizing is not None:
+        return CompactingStream(settings, reader.summaries, summarizing)
+    return CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
 
 
 class ResponsesCount(OpenAiResponses):
@@ -956,6 +1025,7 @@ class ResponsesCount(OpenAiResponses):
         origins: Mapping[str, Origin],
         keeping: Keeping | None,
         reader: InputReader,
+        summarizing: Summarizing | None,
     ) -> ParsedRequest:
         return counted(
             chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
@@ -993,7 +1063,9 @@ class ResponsesCompaction(OpenAiResponses):
             input = [*items, {"type": TRIGGER}]
         return super().read({**body, "input": input, "store": False}, context, request_context)
 
-    def _document(self, settings: ResponseSettings, reader: InputReader) -> ResponseDocument:
+    def _document(
+        self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None
+    ) -> ResponseDocument:
         return CompactedDocument(settings, reader.summaries, with_ids(reader.user_messages()))
 
 

@@ -21,7 +21,7 @@ from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Inference
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted
-from handler.serving.conversations import Turn
+from handler.serving.conversations import ConversationTurn
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.model import ServedModel
 from handler.serving.request.life import CLOSED
@@ -171,14 +171,16 @@ class Store:
     def release(self, number: int) -> None:
         self.locked.remove(number)
 
-    def new_turn(self) -> Turn:
+    def new_turn(self) -> ConversationTurn:
         locks: Any = self
-        return Turn(locks)
+        return ConversationTurn(locks)
 
-    def end_turn(self, owner: str, turn: Turn) -> None:
+    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
         turn.end()
 
-    def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object], turn: Turn) -> Future[Recalled]:
+    def recall(
+        self, owner: str, wanted: Wanted, reserve: Callable[[int], object], turn: ConversationTurn
+    ) -> Future[Recalled]:
         def recall() -> Recalled:
             turn.take(int(wanted.conversation.removeprefix("conv_")))
             return Recalled()
@@ -197,7 +199,7 @@ class Store:
         self.in_progress.add(id)
         return object()
 
-    def keep(self, owner: str, response: KeptAnswer, turn: Turn | None) -> bool:
+    def keep(self, owner: str, response: KeptAnswer, turn: ConversationTurn | None) -> bool:
         self.end(response.id)
         if turn is not None:
             turn.end()
