@@ -422,6 +422,31 @@ def test_clients_of_one_conversation_lose_nothing(server: LiveServer) -> None:
     assert dict(zip(found[::2], found[1::2], strict=True)) == answers
 
 
+def state(server: LiveServer, response: str) -> str:
+    found: str = httpx.get(f"{server.url}{RESPONSES}/{response}", headers=ANN).json()["status"]
+    return found
+
+
+@pytest.mark.parametrize("how", ["ended", "unstored", "cancelled", "deleted"])
+def test_a_background_response_in_a_conversation(slow: LiveServer, how: str) -> None:
+    id = create(slow, user("zero"))
+    long = {"max_output_tokens": 30 if how in ("ended", "unstored") else 4000, "store": how != "unstored"}
+    made = ask(slow, "one two", **{"conversation": id, "background": True, **long}).json()
+    assert made["conversation"] == {"id": id}
+    wait_for(lambda: state(slow, made["id"]) == "in_progress", 10, "the response has not begun")
+    assert is_locked(slow, id)
+    path = f"{slow.url}{RESPONSES}/{made['id']}"
+    if how == "cancelled":
+        assert httpx.post(f"{path}/cancel", headers=ANN).json()["status"] == "cancelled"
+    elif how == "deleted":
+        assert httpx.delete(path, headers=ANN).status_code == 200
+    else:
+        wait_for(lambda: state(slow, made["id"]) == "incomplete", 20, "the response has not ended")
+        assert said(items(slow, id))[:2] == ["zero", "one two"]
+    wait_for(lambda: not is_locked(slow, id), 10, "the turn of a response that has ended")
+    assert len(items(slow, id)) == (3 if how in ("ended", "unstored") else 1)
+
+
 # -- several servers on one store --------------------------------------------------------------------------------------
 
 
