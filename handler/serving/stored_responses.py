@@ -164,7 +164,7 @@ class ResponseDatabase:
     def keep(
         self,
         owner: str,
-        answer: KeptAnswer,
+        kept: KeptAnswer,
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
@@ -192,14 +192,14 @@ class ResponseDatabase:
                 number = turn.number
                 self.conversations.append(number, encoded_items)
             self._remove_expired()
-            if answer.stored:
-                self.insert(owner, answer, head, encoded_items, size)
+            if kept.stored:
+                self.insert(owner, kept, head, encoded_items, size)
             if not self._make_room(owner):
-                return answer.stored
+                return kept.stored
             if number and not self.conversations.has(number):
                 raise self._full(size, "the conversation with the response")
-            is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is not None
-            if answer.stored and not is_kept and turn is None:
+            is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (kept.id,)).fetchone() is not None
+            if kept.stored and not is_kept and turn is None:
                 raise self._full(size)
             return is_kept
 

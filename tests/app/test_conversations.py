@@ -430,7 +430,10 @@ def state(server: LiveServer, response: str) -> str:
 @pytest.mark.parametrize("how", ["ended", "unstored", "cancelled", "deleted"])
 def test_a_background_response_in_a_conversation(slow: LiveServer, how: str) -> None:
     id = create(slow, user("zero"))
-    long = {"max_output_tokens": 30 if how in ("ended", "unstored") else 4000, "store": how != "unstored"}
+    long: dict[str, Any] = {
+        "max_output_tokens": 30 if how in ("ended", "unstored") else 4000,
+        "store": how != "unstored",
+    }
     made = ask(slow, "one two", **{"conversation": id, "background": True, **long}).json()
     assert made["conversation"] == {"id": id}
     wait_for(lambda: state(slow, made["id"]) == "in_progress", 10, "the response has not begun")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from websockets.sync.client import connect
 
-from handler.protocols.responses.compaction import PROMPT as SUMMARIZE
+from handler.protocols.assistant.summary import PROMPT as SUMMARIZE
 from tests.clients import toolchains
 from tests.clients.agents.scripted import ASKING, Model, call, said_by, scripted
 from tests.clients.driver import Driver, python_client, skipped_without
