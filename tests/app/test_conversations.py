@@ -527,8 +527,8 @@ def test_a_stream_that_cannot_be_appended_fails(tmp_path: Path) -> None:
                     assert (told["type"], told["response"]["error"]["code"]) == ("response.failed", "server_error")
                 else:
                     with ThreadPoolExecutor(1) as pool:
-                        asking = pool.submit(ask, server, "one two", conversation=id, max_output_tokens=30)
-                        wait_for(lambda: is_locked(server, id), 10, "a response in progress")
+                        asking = pool.submit(ask, server, "one two", conversation=id, max_output_tokens=80)
+                        time.sleep(1)  # of the 4 s that it takes; a request that looks would take the turn
                         other.execute("BEGIN IMMEDIATE")
                         assert asking.result(30).status_code == 503
             assert said(items(server, id)) == ["zero"]
