@@ -300,6 +300,7 @@ class Request(NamedTuple):
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier
     timeout: float = math.inf  # seconds after which the request fails unless it has ended
+    time_limit: float | None = None  # seconds until it must have started and ended, instead of the usual limits
     background: str | None = None  # owner of the batch (`/v1/batches`) that the request belongs to
     session: str = ""  # id of the client's session
     id: str = ""  # the client's id, by which its owner can stop the request

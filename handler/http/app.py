@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidPayload, ModelNotFound, RouteNotFound
+from handler.http import background_responses
 from handler.http.batch_routes import BatchRoutes
 from handler.http.conversation_routes import ConversationRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
@@ -94,11 +95,12 @@ class App:
         invoke = Endpoint({"POST": records})
         sockets = sockets or Sockets(model.config)
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
+        detach = {} if model.background is None else {"/v1/responses": background_responses.create}
         own = [
             Route(
                 path,
                 Endpoint(
-                    {"POST": Inference(model, dialect), **page.beside(path)},
+                    {"POST": Inference(model, dialect, detach.get(path)), **page.beside(path)},
                     errors=dialect.errors,
                     socket=sockets.at(path),
                 ),

@@ -181,8 +181,9 @@ class ConversationRoutes:
         return listed(new.items, has_more=False), new.ignored
 
     async def _list(self, call: _Call) -> _Responded:
-        check_include(_included(call.query))
-        page = read_page(call.query)
+        query = call.query
+        check_include(_included(query))
+        page = read_page(query)
         items, has_more = await self._look(call, lambda stored: stored.page(call.owner, call.id, page, call.take))
         return listed([load_json(item) for item in items], has_more=has_more), ()
 

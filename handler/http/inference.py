@@ -32,7 +32,7 @@ from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
 from handler.serving.compression import check_encoding, content_encoding, inflate
-from handler.serving.head import ATTRIBUTES, PATH_MODEL, QUERY_ADAPTER, owner_of
+from handler.serving.head import ATTRIBUTES, DETACHES, PATH_MODEL, QUERY_ADAPTER, in_attributes, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.life import CLOSED
@@ -50,6 +50,8 @@ AS_IT_COMES = (b"x-accel-buffering", b"no")
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream sends a keep-alive, if its dialect has one
 _MOST_OF_PATH = 200  # maximum characters of a path in the log
 _MOST_DIGITS = 18  # digits of a Content-Length that are read; no real body is longer
+OVER_SOCKET = "over_socket"
+"""Scope key of a request that came as a message of a WebSocket."""
 GIVEN_UP = "body_given_up"
 """Scope key of a request whose remaining body is not read. The connection is closed after the response."""
 
@@ -428,18 +430,26 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     yield from coroutine
 
 
+Detach = Callable[[ServedModel, Scope, Send, RequestTask], Awaitable[bool]]
+"""Function that responds to a request whose response is generated in the background. Returns whether it has taken over
+the task, which it then closes.
+"""
+
+
 class Inference:
     """An ASGI application for a route that does inference.
 
     Args:
         dialect: dialect of the route, or None for the configured dialect.
+        detach: responds to a request for a background response, or None if the route has no such responses.
 
     Attributes:
         is_configured: whether the route uses the configured dialect. If so, it also accepts calls that manage sessions.
     """
 
-    def __init__(self, model: ServedModel, dialect: Dialect | None = None) -> None:
+    def __init__(self, model: ServedModel, dialect: Dialect | None = None, detach: Detach | None = None) -> None:
         self._model = model
+        self._detach = detach
         self._dialect = dialect
         self.is_configured = dialect is None
 
@@ -449,9 +459,13 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
-        with self._open(scope, exchange) as task:
+        task, is_detached = self._open(scope, exchange), False
+        try:
             await self._parse(scope, receive, task)
             if task.parsed is not None:
+                if task.parsed.detached is not None and self._detach is not None:
+                    is_detached = not exchange.is_over and await self._detach(self._model, scope, send, task)
+                    return
                 if not task.parsed.streams:
                     exchange.send_whole()
                 if exchange.is_over:  # the client disconnected while its body was parsed
@@ -461,6 +475,9 @@ class Inference:
                 await exchange.read()  # the response needs memory until then
             elif task.error is not None:  # otherwise the client has disconnected
                 await send_answer(scope, send, task.take_whole())
+        finally:
+            if not is_detached:
+                task.close()
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
         """Return the error response of the dialect for a request that is refused before it is read, and count it."""
@@ -489,6 +506,8 @@ class Inference:
             return self._model.refused(error, self._dialect, id=id)
         if adapter:
             headers = {**headers, QUERY_ADAPTER: adapter}
+        if self._detach is not None and OVER_SOCKET not in scope and in_attributes(headers, "route") is None:
+            headers = {**headers, DETACHES: ""}
         return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:

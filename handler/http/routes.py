@@ -25,6 +25,7 @@ from handler.core.errors import (
 from handler.core.framing import JSON, dumps
 from handler.core.numbers import whole
 from handler.core.values import Task
+from handler.http.background_responses import BackgroundHandlers
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.inference import (
     Endpoint,
@@ -48,7 +49,7 @@ from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.api import ERRORS, OpenAiModel, listed, listed_models, read_page
 from handler.protocols.openapi import DocumentedRoute, document
-from handler.protocols.responses.api import check_retrieval, deleted, not_kept
+from handler.protocols.responses.api import deleted, not_kept
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
 from handler.serving.batches.runner import OF_THE_LINE, line_answer
@@ -313,16 +314,20 @@ StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 class ResponseRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        endpoint = {"GET": self._handler(_retrieve), "DELETE": self._handler(_delete, changes=True)}
+        self._background = BackgroundHandlers(model)
+        retrieve = self._background.retrieve(self._handler(_retrieve))
+        cancel = self._handler(self._background.cancel, changes=True)
+        endpoint = {"GET": retrieve, "DELETE": self._handler(self._delete, changes=True)}
         self.routes = [
             Route("/v1/responses/{response}", Endpoint(endpoint, errors=ERRORS)),
+            Route("/v1/responses/{response}/cancel", Endpoint({"POST": cancel}, errors=ERRORS)),
             Route(
                 "/v1/responses/{response}/input_items",
                 Endpoint({"GET": self._handler(_input_items)}, errors=ERRORS),
             ),
         ]
 
-    def _handler(self, answer: StoredAnswer, *, changes: bool = False) -> Handle:
+    def _handler(self, call: StoredAnswer, *, changes: bool = False) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
             with Share(self._model.admission.memory) as memory:
@@ -337,7 +342,7 @@ class ResponseRoutes:
                 if store is None:
                     raise NotFound("responses are not stored on this server (option.responses_store)")
                 query = QueryParams(query_of(scope))
-                value = await answer(store, owner_of(scope["headers_by_name"]), id, query)
+                value = await call(store, owner_of(scope["headers_by_name"]), id, query)
                 whole = HttpResponse(200, JSON.content_type, dumps(value))
                 memory.take(len(whole.body))
             except ServingError as error:
@@ -346,9 +351,14 @@ class ResponseRoutes:
 
         return handle
 
+    async def _delete(self, store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
+        await self._background.stop(owner, id)
+        if not await asyncio.wrap_future(store.delete(owner, id)):
+            raise not_kept(id)
+        return deleted(id)
+
 
 async def _retrieve(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    check_retrieval(query)
     response = await asyncio.wrap_future(store.response(owner, id))
     if response is None:
         raise not_kept(id)
@@ -362,12 +372,6 @@ async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryPa
         raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
     items, has_more = page
     return listed(items, has_more=has_more)
-
-
-async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    if not await asyncio.wrap_future(store.delete(owner, id)):
-        raise not_kept(id)
-    return deleted(id)
 
 
 # -- the chat page at `/`, the OpenAPI document and its page, which load nothing from other servers --------------------

@@ -87,6 +87,7 @@ from handler.protocols.responses.api import (
     no_conversation,
     not_kept,
 )
+from handler.protocols.responses.background import not_cancellable
 from handler.protocols.responses.conversations import MAX_ITEMS, deleted_conversation
 from handler.protocols.responses.request import INCLUDED
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
@@ -483,8 +484,14 @@ _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
         "Delete an item of a conversation", Conversation, _CONVERSATION
     ),
     ("GET", "/v1/responses/{response}"): Operation(
-        "OpenAI", f"Show a stored response; {_NEEDS}",
+        "OpenAI", f"Show a stored response, or with stream=true the events of a background response; {_NEEDS}",
         {200: (_JSON, OpenAiResponse, {**_RESPONSE, "store": True}), 404: _NO_RESPONSE},
+        query={"stream": FLAG, "starting_after": COUNT},
+    ),
+    ("POST", "/v1/responses/{response}/cancel"): Operation(
+        "OpenAI", f"Cancel a background response; {_NEEDS}",
+        {200: (_JSON, OpenAiResponse, {**_RESPONSE, "background": True, "store": True, "status": "cancelled"}),
+         400: _failure(OPENAI_ERRORS, OpenAiError, not_cancellable("resp_0")), 404: _NO_RESPONSE},
     ),
     ("DELETE", "/v1/responses/{response}"): Operation(
         "OpenAI", f"Delete a stored response; {_NEEDS}",

@@ -417,9 +417,9 @@ class WaitingRequests(OwnerQueues[ActiveRequest]):
 
     def set_deadlines(self, active: ActiveRequest) -> None:
         """Set when a request that enters the queue, or starts past it, must start and end."""
-        now = time.monotonic()
-        active.start_by = now + self.queue_timeout
-        active.end_by = now + self.time_limit
+        now, limit = time.monotonic(), active.request.time_limit
+        active.start_by = now + (self.queue_timeout if limit is None else limit)
+        active.end_by = now + (self.time_limit if limit is None else limit)
 
 
 class Batcher:

@@ -32,6 +32,9 @@ QUERY_ADAPTER = "?adapter"
 PATH_MODEL = "?model"
 """Pseudo-header for the model name in the path, set by the host. No real header can have this name."""
 
+DETACHES = "?background"
+"""Pseudo-header of a request whose response may be generated in the background, set by the host."""
+
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 
 _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")

@@ -23,6 +23,7 @@ from handler.scheduler.labels import MAX_TOPS, LabelEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path
 from handler.serving.admission import Admission
 from handler.serving.availability import Availability
+from handler.serving.background.runs import BackgroundRuns
 from handler.serving.batches.store import BatchStore
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
@@ -57,6 +58,7 @@ class ServedModel:
         availability: whether the model can serve requests.
         driver: driver of the batcher, for hosts that do their own waiting for the engine.
         handle: `handle` function of the user's model.py if the host calls it, or None.
+        background: background responses that run on this server, or None if responses are not stored.
         receiving: number of open requests whose bodies are being received. A graceful stop does not wait for them.
     """
 
@@ -78,6 +80,8 @@ class ServedModel:
         self.preprocessor = preprocessor
         self.availability = Availability(config.name, engine)
         self.receiving = Count()
+        store = preprocessor.store
+        self.background = None if store is None else BackgroundRuns(store, config)
         gate = None
         if config.rolling_batch == "disable" and not stepped:
             gate = BatchGate(config, max_lines=self.max_batch_lines)
@@ -217,7 +221,7 @@ class ServedModel:
             self.preprocessor.encoder.validator.close()
         self.admission.close()
         self.metrics.close()
-        for part in (self.handle, self._request_log, self.batches):
+        for part in (self.background, self.handle, self._request_log, self.batches):
             if part is not None:
                 part.close()
 

@@ -31,7 +31,16 @@ from handler.serving.compression import check_encoding
 from handler.serving.conversations import ConversationTurn
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
-from handler.serving.head import ADAPTER_HEADERS, NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type, owner_of
+from handler.serving.head import (
+    ADAPTER_HEADERS,
+    DETACHES,
+    NO_FORMATTERS,
+    PATH_MODEL,
+    Head,
+    adapter_of,
+    media_type,
+    owner_of,
+)
 from handler.serving.large_bodies import LARGE, MOST_DECODED, LargeBodies
 from handler.serving.request.plan import Decoded, Plan, Stage, Time
 from handler.serving.sessions import HEADER, SESSION_CALL, Sessions, answer_call, session_call, session_of
@@ -295,7 +304,10 @@ class Preprocessor:
         if recalled is not None and self.store is not None:
             keeper = OwnersKeeper(self.store, head.owner, turn)
         model, formats = head.headers.get(PATH_MODEL, ""), self._may_format(head)
-        request_context = RequestContext(head.adapter, model, keeper, recalled or NOTHING, formats, head.owner)
+        may_detach = DETACHES in head.headers
+        request_context = RequestContext(
+            head.adapter, model, keeper, recalled or NOTHING, formats, head.owner, may_detach
+        )
         call = self.dialect_of(head).parse(body.value, self.context, request_context)
         if keeper is not None:
             call = call._replace(end=keeper.end)

@@ -6,6 +6,7 @@ SQLite stores the responses on a separate thread. A response belongs to the API 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sqlite3
 import threading
@@ -25,12 +26,13 @@ from handler.protocols.kernel.stored import (
     CONVERSATION,
     KeptAnswer,
     KeptItem,
-    Kind,
     Recalled,
     State,
     Wanted,
     kept_items,
 )
+from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
+from handler.serving.background.tables import BackgroundTables
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
 from handler.serving.conversations import Conversations, ConversationTurn
 from handler.serving.database import load_json, open_database
@@ -83,17 +85,23 @@ _OVERHEAD = 1024  # approximate bytes of a response in the database besides its 
 _STORED = "SELECT owner, size FROM answers UNION ALL SELECT owner, size FROM conversations"
 _HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM ({_STORED})"
 _OF_OWNER = """
-SELECT 0 AS is_conversation, rowid AS number, used, size FROM answers WHERE owner = :owner
-UNION ALL SELECT 1, number, used, size FROM conversations WHERE owner = :owner
+SELECT 0 AS is_conversation, rowid AS number, used, size, failed = 2 AS is_running FROM answers WHERE owner = :owner
+UNION ALL SELECT 1, number, used, size, 0 FROM conversations WHERE owner = :owner
 """
 _TOO_MANY = f"""
 SELECT is_conversation, number FROM (
-    SELECT is_conversation, number, row_number() OVER latest AS count, sum(size + {_OVERHEAD}) OVER latest AS bytes
+    SELECT is_conversation, number, is_running, row_number() OVER latest AS count,
+    sum(size + {_OVERHEAD}) OVER latest AS bytes
     FROM ({_OF_OWNER})
-    WINDOW latest AS (ORDER BY used DESC, is_conversation DESC, number DESC ROWS UNBOUNDED PRECEDING)
-) WHERE count > :most OR bytes > :room
+    WINDOW latest AS (
+        ORDER BY is_running DESC, used DESC, is_conversation DESC, number DESC ROWS UNBOUNDED PRECEDING
+    )
+) WHERE (count > :most OR bytes > :room) AND NOT is_running
 """
-"""The least recently used responses and conversations of an owner that exceed the limits."""
+"""The least recently used responses and conversations of an owner that exceed the limits. Responses that are being
+generated are not among them.
+"""
+_FAILED = 1  # value of the column `failed`; that of background responses in progress is 2
 
 
 ItemPage = tuple[list[Any], bool]
@@ -121,13 +129,16 @@ class ResponseDatabase:
 
     def __init__(self, directory: Path | None, config: Config, clock: Callable[[], float] = time.time) -> None:
         self._config, self._clock = config, clock
+        self.directory = directory
         self.most_bytes = config.responses_max_bytes
         path = None if directory is None else directory / _FILE
-        self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
+        self._database = open_database(path, _VERSION, _TABLES, f"{_ALWAYS};{BACKGROUND_TABLES}", wait=BUSY_SECONDS)
         self.conversations = Conversations(self._database, config.responses_expiration, clock, directory)
+        self.background = BackgroundTables(self, self._database, config, clock)
         self.may_be_full = False
         """Whether an owner may have no room for another response, according to the last query."""
         self._room("")
+        self.background.recover()
 
     def close(self) -> None:
         self.conversations.close()
@@ -139,7 +150,7 @@ class ResponseDatabase:
         queries = (f"SELECT 1 FROM {table} WHERE expires <= ? LIMIT 1" for table in ("answers", "conversations"))
         now = (self._clock(),)
         if any(self._database.execute(query, now).fetchone() for query in queries):
-            with self._writing():
+            with self.writing():
                 self._remove_expired()
 
     def _remove_expired(self) -> None:
@@ -153,7 +164,7 @@ class ResponseDatabase:
     def keep(
         self,
         owner: str,
-        answer: KeptAnswer,
+        kept: KeptAnswer,
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
@@ -175,32 +186,54 @@ class ResponseDatabase:
             Unavailable: there is no room for the response. Nothing has changed.
             InvalidPayload: the conversation has got items with the same ids meanwhile. Nothing has changed.
         """
-        with self._writing():
+        with self.writing():
             number = 0
             if turn is not None and self.conversations.has(turn.number):
                 number = turn.number
                 self.conversations.append(number, encoded_items)
             self._remove_expired()
-            if answer.stored:
-                self._insert(owner, answer, head, encoded_items, size)
+            if kept.stored:
+                self.insert(owner, kept, head, encoded_items, size)
             if not self._make_room(owner):
-                return answer.stored
+                return kept.stored
             if number and not self.conversations.has(number):
                 raise self._full(size, "the conversation with the response")
-            is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is not None
-            if answer.stored and not is_kept and turn is None:
+            is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (kept.id,)).fetchone() is not None
+            if kept.stored and not is_kept and turn is None:
                 raise self._full(size)
             return is_kept
 
-    def _insert(
-        self, owner: str, answer: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int
+    def insert(
+        self, owner: str, kept: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
     ) -> None:
-        now, first = self._clock(), len(answer.given)
-        items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
+        """Insert a response, within a transaction.
+
+        Args:
+            failed: value of the column, by default as the response tells.
+        """
+        now, first = self._clock(), len(kept.given)
+        items = [(kept.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
         expires = now + self._config.responses_expiration
-        values = (answer.id, owner, answer.kind, answer.previous, answer.failed, head, size, now, expires)
+        values = (kept.id, owner, kept.kind, kept.previous, failed or kept.failed, head, size, now, expires)
         self._database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         self._database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
+
+    def make_room(self, owner: str, id: str, size: int) -> None:
+        """Delete what exceeds the limits of an owner, within a transaction.
+
+        Args:
+            id: the response that needs the room.
+            size: its size in bytes.
+
+        Raises:
+            Unavailable: there is no room for this response, or too many responses of the owner are being generated.
+        """
+        if not self._make_room(owner):
+            return
+        number, held, room = self._room(owner)
+        is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (id,)).fetchone() is not None
+        if not is_kept or number > self._config.responses_max or held > room:
+            raise self._full(size)
 
     def _make_room(self, owner: str) -> bool:
         """Delete what exceeds the limits of an owner, the least recently used first. Return whether there was any."""
@@ -215,7 +248,7 @@ class ResponseDatabase:
 
     def read_conversations(self, read: Callable[[Conversations], T]) -> T:
         """Read conversations at one moment."""
-        with self._reading():
+        with self.reading():
             return read(self.conversations)
 
     def change_conversation(self, owner: str, change: Callable[[Conversations], tuple[int, T]]) -> T:
@@ -228,7 +261,7 @@ class ResponseDatabase:
         Raises:
             Unavailable: there is no room for the conversation. Nothing has changed.
         """
-        with self._writing():
+        with self.writing():
             self._remove_expired()
             number, result = change(self.conversations)
             if number and self._make_room(owner) and not self.conversations.has(number):
@@ -238,7 +271,7 @@ class ResponseDatabase:
     def check_room(self, owner: str, size: int) -> None:
         """Raise Unavailable if there is no room for a response of this size."""
         self.remove_expired()
-        with self._reading():
+        with self.reading():
             _, _, room = self._room(owner)
         if size + _OVERHEAD > room:
             raise self._full(size)
@@ -274,7 +307,7 @@ class ResponseDatabase:
             NotKept: the owner has no such conversation.
             ConversationLocked: another request has its turn in the conversation.
         """
-        with self._writing():
+        with self.writing():
             read = self._conversation(owner, references, reserve) if references.previous else _Read()
             if references.conversation:
                 read = self._stored_conversation(owner, references, reserve, turn)
@@ -323,7 +356,7 @@ class ResponseDatabase:
         if not chain:
             return _Read("missing")
         if chain[-1][2]:
-            return _Read("failed")
+            return _Read("failed" if chain[-1][2] == _FAILED else "in_progress")
         if chain[0][1]:
             return _Read("in_conversation" if chain[0][1].startswith(CONVERSATION) else "broken")
         size = sum(row[3] for row in chain)
@@ -347,21 +380,20 @@ class ResponseDatabase:
         return [item for (item,) in self._database.execute(query, (id, output_only))]
 
     def _head(self, owner: str, id: str) -> bytes | None:
-        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
-        kind: Kind = "response"
-        row = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
+        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
+        row = self._database.execute(query, (id, owner, self._clock())).fetchone()
         return None if row is None else row[0]
 
     def response(self, owner: str, id: str) -> dict[str, Any] | None:
         """Return a response, or None if the owner has no response with this id."""
-        with self._reading():
+        with self.reading():
             head = self._head(owner, id)
             output = [] if head is None else self._items(id, output_only=True)
         return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
 
     def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
         """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
-        with self._reading():
+        with self.reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
         return None if rows is None else ([*map(load_json, rows[:limit])], len(rows) > limit)
 
@@ -380,19 +412,19 @@ class ResponseDatabase:
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
-        with self._writing() as database:
-            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
+        with self.writing() as database:
+            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
             return database.execute(query, (id, owner, self._clock())).rowcount > 0
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """Run the block in a write transaction, which excludes other writers and is rolled back after an exception."""
         with self._database:  # this commits or rolls back
             self._database.execute("BEGIN IMMEDIATE")
             yield self._database
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """Run the block in a read transaction, so that it does not see changes by other processes."""
         with self._database:
             self._database.execute("BEGIN")
@@ -502,6 +534,19 @@ class ResponseStore:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self._submit(owner, lambda: self._database.delete(owner, id))
 
+    def call(self, owner: str, method: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a method of the database.
+
+        Raises:
+            Overloaded: too many calls are waiting.
+        """
+        return self._submit(owner, functools.partial(method, *arguments))
+
+    @property
+    def background(self) -> BackgroundTables:
+        """The tables of background responses. Call their methods by `call` or `write`."""
+        return self._database.background
+
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
         in_progress = InProgress(owner, answer)
@@ -596,11 +641,13 @@ class ResponseStore:
             del call  # it refers to a response
             if self._closed and not self._calls:
                 break
+        self._database.background.close()
         self._database.close()
 
     def _remove_expired(self) -> None:
         try:
             self._database.remove_expired()
+            self._database.background.recover()
         except sqlite3.Error as error:  # for example a full disk
             log.error("expired responses could not be removed: %s", error)
 

@@ -6,15 +6,18 @@ import contextlib
 import gzip
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
+from handler.serving import stored_responses
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
 from tests.servers import serve as serve_process
@@ -201,7 +204,7 @@ def test_a_compaction_replaces_what_is_before_it(server: LiveServer) -> None:
 
 def test_a_conversation_is_summarized_at_a_threshold(server: LiveServer) -> None:
     id = create(server, user("one " * 1200))
-    managed = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+    managed: dict[str, Any] = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
     found = ask(server, "two", conversation=id, max_output_tokens=8, **managed).json()
     assert [item["type"] for item in found["output"]] == ["compaction", "message"]
     assert [item["type"] for item in items(server, id)] == ["message", "message", "compaction", "message"]
@@ -419,6 +422,34 @@ def test_clients_of_one_conversation_lose_nothing(server: LiveServer) -> None:
     assert dict(zip(found[::2], found[1::2], strict=True)) == answers
 
 
+def state(server: LiveServer, response: str) -> str:
+    found: str = httpx.get(f"{server.url}{RESPONSES}/{response}", headers=ANN).json()["status"]
+    return found
+
+
+@pytest.mark.parametrize("how", ["ended", "unstored", "cancelled", "deleted"])
+def test_a_background_response_in_a_conversation(slow: LiveServer, how: str) -> None:
+    id = create(slow, user("zero"))
+    long: dict[str, Any] = {
+        "max_output_tokens": 30 if how in ("ended", "unstored") else 4000,
+        "store": how != "unstored",
+    }
+    made = ask(slow, "one two", **{"conversation": id, "background": True, **long}).json()
+    assert made["conversation"] == {"id": id}
+    wait_for(lambda: state(slow, made["id"]) == "in_progress", 10, "the response has not begun")
+    assert is_locked(slow, id)
+    path = f"{slow.url}{RESPONSES}/{made['id']}"
+    if how == "cancelled":
+        assert httpx.post(f"{path}/cancel", headers=ANN).json()["status"] == "cancelled"
+    elif how == "deleted":
+        assert httpx.delete(path, headers=ANN).status_code == 200
+    else:
+        wait_for(lambda: state(slow, made["id"]) == "incomplete", 20, "the response has not ended")
+        assert said(items(slow, id))[:2] == ["zero", "one two"]
+    wait_for(lambda: not is_locked(slow, id), 10, "the turn of a response that has ended")
+    assert len(items(slow, id)) == (3 if how in ("ended", "unstored") else 1)
+
+
 # -- several servers on one store --------------------------------------------------------------------------------------
 
 
@@ -480,6 +511,30 @@ def test_a_response_that_cannot_be_appended_fails(tmp_path: Path) -> None:
         assert [item["id"] for item in items(server, id)] == before
 
 
+def test_a_stream_that_cannot_be_appended_fails(tmp_path: Path) -> None:
+    """As on a full disk: here, another process holds the file when the response ends."""
+    with (
+        mock.patch.object(stored_responses, "BUSY_SECONDS", 0.2),
+        serve(*SLOW, "-o", f"option.responses_store={tmp_path}") as server,
+    ):
+        id = create(server, user("zero"))
+        for streams in (True, False):
+            with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+                if streams:
+                    with answering(server, id, max_output_tokens=30) as lines:
+                        other.execute("BEGIN IMMEDIATE")
+                        told = json.loads([line for line in lines if line.startswith("data: ")][-1][6:])
+                    assert (told["type"], told["response"]["error"]["code"]) == ("response.failed", "server_error")
+                else:
+                    with ThreadPoolExecutor(1) as pool:
+                        asking = pool.submit(ask, server, "one two", conversation=id, max_output_tokens=80)
+                        time.sleep(1)  # of the 4 s that it takes; a request that looks would take the turn
+                        other.execute("BEGIN IMMEDIATE")
+                        assert asking.result(30).status_code == 503
+            assert said(items(server, id)) == ["zero"]
+            assert not is_locked(server, id)
+
+
 def test_the_least_recently_used_of_a_key_go_first() -> None:
     with serve(*STORE, "-o", "option.responses_max=3") as server:
         first, second = create(server), create(server)
@@ -494,13 +549,17 @@ def test_the_least_recently_used_of_a_key_go_first() -> None:
         assert call(server, "GET", f"/{first}").status_code == 200
 
 
-def test_where_no_conversations_are_stored(echo_server: LiveServer) -> None:
+def test_where_no_conversations_are_stored(echo_server: LiveServer, server: LiveServer) -> None:
     for method, path in (("POST", ""), ("GET", "/conv_0"), ("GET", "/conv_0/items")):
         status, message, _, _ = error(call(echo_server, method, path))
         assert (status, message) == (404, "conversations are not stored on this server (option.responses_store)")
-    status, message, param, _ = error(ask(echo_server, "a", conversation="conv_0"))
-    assert (status, param) == (400, "conversation")
-    assert "conversations are not stored" in message
+    route = {"x-amzn-sagemaker-custom-attributes": "route=/v1/responses"}
+    body = {"input": "a", "conversation": "conv_0"}
+    for path, headers in ((RESPONSES, {}), ("/invocations", route)):
+        found = echo_server.post(body, path, headers=headers)
+        assert (found.status_code, "conversations are not stored" in found.text) == (400, True), found.text
+    found = server.post(body, headers={**ANN, **route})
+    assert error(found) == (404, "Conversation with id 'conv_0' not found.", "conversation", None)
 
 
 @pytest.mark.parametrize("coding", ["gzip", ""])

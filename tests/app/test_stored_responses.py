@@ -213,14 +213,14 @@ def test_a_response_that_failed() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "{id}?stream=true", 400, "stream=\"true\": a stored response cannot be streamed"),
+        ("GET", "{id}?stream=true", 400, "created with background=true and stream=true"),
         ("GET", "{id}?starting_after=3", 400, "starting_after=\"3\""),
         ("GET", "{id}/input_items?limit=0", 400, "limit=\"0\": must be an integer from 1 to 100"),
         ("GET", "{id}/input_items?limit=101", 400, "limit=\"101\""),
         ("GET", "{id}/input_items?limit=9999999999999999999999", 400, "limit="),
         ("GET", "{id}/input_items?order=up", 400, "order=\"up\": must be asc or desc"),
         ("GET", "{id}/input_items?after=none", 404, "has no such item"),
-        ("POST", "{id}/cancel", 404, "is not served here"),
+        ("POST", "{id}/cancel", 400, "created with background=true can be cancelled"),
         ("PUT", "{id}", 405, "not allowed"),
     ],
 )  # fmt: skip
@@ -242,7 +242,7 @@ def test_wrong_calls(server: LiveServer, method: str, path: str, status: int, wo
             "refers to 1001 stored items; the maximum is 1000",
         ),
         ({"input": "a", "conversation": "c"}, 404, "Conversation with id 'c' not found."),
-        ({"input": "a", "background": True}, 400, "background=true"),
+        ({"input": "a", "background": "perhaps"}, 400, "background="),
     ],
 )
 def test_wrong_bodies_in_stored_responses(server: LiveServer, body: dict[str, Any], status: int, words: str) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from starlette.types import ASGIApp, Scope
 
 from handler.core.errors import Overloaded
+from handler.http.inference import OVER_SOCKET
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import EventSender, MessageExchange
 from handler.serving.quota import Quota, Share
@@ -98,6 +99,7 @@ def request_scope(scope: Scope, adapter: str | None) -> Scope:
     return {
         **scope,
         "method": "POST",
+        OVER_SOCKET: True,
         "query_string": urlencode({"adapter": adapter}).encode() if adapter else b"",
         "headers": headers,
         "headers_by_name": by_name,

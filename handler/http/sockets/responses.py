@@ -21,7 +21,7 @@ from handler.serving.quota import Share
 
 _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
 _STATES = (b'{"type":"response.created"', b'{"type":"response.in_progress"', *_ENDS)
-_UNUSED = ("type", "stream", "background", "generate", "client_metadata")
+_UNUSED = ("type", "stream", "generate", "client_metadata")
 _PATH = "/v1/responses"
 _PREVIOUS = "previous_response_id"
 _NO_PREVIOUS = "previous_response_not_found"

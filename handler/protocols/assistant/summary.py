@@ -199,6 +199,7 @@ def _instead_of(request: Request, other: Request) -> Request:
         adapter=request.adapter,
         priority=request.priority,
         timeout=request.timeout,
+        time_limit=request.time_limit,
         background=request.background,
         session=request.session,
         id=request.id,

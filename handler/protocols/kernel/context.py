@@ -97,6 +97,7 @@ class RequestContext(NamedTuple):
         keeper: the object that stores the response, or None if the response should not be stored.
         recalled: the stored responses that the request continues.
         owner: the owner of the request's API key, or "" without a key.
+        may_detach: whether the host can generate the response in the background.
         may_be_formatted: whether an output formatter of the user may read the tokens with their log-probabilities.
     """
 
@@ -106,6 +107,7 @@ class RequestContext(NamedTuple):
     recalled: Recalled = NOTHING
     may_be_formatted: bool = True
     owner: str = ""
+    may_detach: bool = False
 
 
 NO_REQUEST = RequestContext()

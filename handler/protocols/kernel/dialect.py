@@ -22,7 +22,7 @@ from handler.protocols.kernel.context import NO_REQUEST, RequestContext, Request
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.reply import PreparedDocument, Reply
 from handler.protocols.kernel.schema import Shape
-from handler.protocols.kernel.stored import Wanted
+from handler.protocols.kernel.stored import Detached, Wanted
 
 
 class Timing(NamedTuple):
@@ -67,6 +67,7 @@ class ParsedRequest(NamedTuple):
         stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats,
             or that the prompts of several requests repeat. Bytes that are repeated n times count n times.
+        detached: the response that is generated in the background and replaces the reply for the client, or None.
         end: called when the request has finished, in whichever way. It ends what the reply has begun in the server.
         follow_up: called when the engine has finished the only request, but the reply has not. It returns the next
             request, whose output the reply gets with the index 1, or None if there is none. It may be called on any
@@ -87,6 +88,7 @@ class ParsedRequest(NamedTuple):
     take_prompt: Callable[[Prompt], None] | None = None
     stops: str = ""
     num_repeated: int = 0
+    detached: Detached | None = None
     end: Callable[[], None] = _end_nothing
     follow_up: Callable[[], Request | None] | None = None
 

@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import dumps
 
-Kind = Literal["response", "thread"]
-"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API."""
+Kind = Literal["response", "thread", "background"]
+"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API. "background"
+is a background response with `store=false`, which clients may poll for some time, but which no request continues.
+"""
 
 CONVERSATION = "conv_"
 """The prefix of ids of conversations, which ids of responses do not have."""
@@ -25,6 +27,7 @@ class Wanted(NamedTuple):
         items: the ids of individual stored items that the body refers to.
         conversation: the id of the conversation to which the body belongs, or "".
         appends: whether the response is appended to the conversation.
+        detaches: whether the response is generated in the background, and stored after the request has ended.
     """
 
     kind: Kind
@@ -33,6 +36,7 @@ class Wanted(NamedTuple):
     items: Sequence[str] = ()
     conversation: str = ""
     appends: bool = False
+    detaches: bool = False
 
 
 State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long", "in_conversation"]
@@ -114,6 +118,20 @@ class KeptAnswer(NamedTuple):
     stored: bool = True
 
 
+class Detached(NamedTuple):
+    """A response that is generated in the background, while its client polls it or reads its events.
+
+    Attributes:
+        queued: the response as it is stored until it has ended.
+        events: its first events, each framed.
+        streams: whether clients may read its events.
+    """
+
+    queued: KeptAnswer
+    events: Sequence[bytes]
+    streams: bool
+
+
 class Keeper(Protocol):
     """Stores the responses of one client."""
 
@@ -149,6 +167,10 @@ class Keeping:
     ) -> None:
         self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
         self._stores = stores
+
+    def queued(self, id: str, kind: Kind, head: Mapping[str, Any]) -> KeptAnswer:
+        """Return the response as a background response is stored until it has ended."""
+        return KeptAnswer(id, kind, self._previous, False, head, self._given, ())
 
     def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that the response is in progress."""

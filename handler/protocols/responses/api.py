@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from handler.core.errors import InvalidPayload, NotKept
+from handler.core.numbers import is_digits
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.schema import Count, NotRequired
 from handler.protocols.openai.api import Listing
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 # -- items -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class ConversationName(TypedDict):
 class ResponseHead(TypedDict):
     """The fields of the request that a response repeats."""
 
-    background: Literal[False]
+    background: bool
     conversation: NotRequired[ConversationName]
     frequency_penalty: float
     instructions: str | None
@@ -161,7 +163,7 @@ class IncompleteDetails(TypedDict):
 
 
 class OpenAiResponse(ResponseStart):
-    status: Status
+    status: ResponseStatus
     completed_at: Count | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
@@ -187,7 +189,12 @@ class _Event(TypedDict):
 
 
 ResponseState = Literal[
-    "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
 ]
 
 
@@ -298,23 +305,41 @@ class ResponseItems(Listing):
 # -- the routes of stored responses ------------------------------------------------------------------------------------
 
 
+_MAX_DIGITS = 18  # of the number of an event
+
+
 def not_kept(id: str) -> NotKept:
     """Return the error for a response that is not stored for the client."""
     return NotKept(f"Response with id '{id[:128]}' not found.")
 
 
-def check_retrieval(query: Mapping[str, str]) -> None:
-    """Check the query of a GET request for a stored response.
+def read_starting_after(query: Mapping[str, str]) -> int | None:
+    """Return the number of the last event that a client has read, or None if the query does not request events.
+
+    Without a number, it is -1.
 
     Raises:
-        InvalidParameter: the query requests a stream.
+        InvalidParameter: the query is invalid.
     """
-    if query.get("stream", "false").lower() not in ("false", "0", ""):
-        raise NamedValue("stream", query["stream"]).refused("a stored response cannot be streamed; omit stream")
-    if query.get("starting_after"):
-        raise NamedValue("starting_after", query["starting_after"]).refused(
-            "a stored response cannot be streamed; omit starting_after"
-        )
+    streams = NamedValue("stream", query.get("stream", "")).read(_flag)
+    after = NamedValue("starting_after", query.get("starting_after", ""))
+    if not streams:
+        if after.value:
+            raise after.refused("needs stream=true")
+        return None
+    return after.read(_event_number) if after.value else -1
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "1", "false", "0", ""):
+        raise ValueError("must be true or false")
+    return text.lower() in ("true", "1")
+
+
+def _event_number(text: str) -> int:
+    if not is_digits(text) or len(text) > _MAX_DIGITS:
+        raise ValueError("must be the sequence number of an event")
+    return int(text)
 
 
 def deleted(id: str) -> DeletedResponse:

@@ -8,6 +8,7 @@ Sources: "Responses" in OpenAI's API reference, and the types in its Python pack
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -67,6 +68,7 @@ from handler.protocols.responses.api import (
     ResponseTokens,
     duplicate_item,
 )
+from handler.protocols.responses.background import BACKGROUND, detached, read_background, read_options
 from handler.protocols.responses.compaction import (
     COMPACTION,
     TRIGGER,
@@ -157,7 +159,8 @@ TABLE = Table(
         "store": unsupported(
             "responses are not stored (option.responses_store); send store=false, or omit store", False
         ),
-        "background": unsupported("a response is only generated while the client waits for it", False),
+        "background": unsupported("responses are not stored (option.responses_store); omit background", False),
+        "background_options": Parameter("", read_options),
         "truncation": unsupported("the input is never truncated", "disabled"),
         "top_logprobs": unsupported("use top_logprobs on /v1/chat/completions", 0),
         "include": Parameter("", _include),
@@ -645,7 +648,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 # -- stored responses: `store`, `previous_response_id` and references to items -----------------------------------------
 
 
-STORED_FIELDS = ("store", "previous_response_id", "conversation")
+STORED_FIELDS = ("store", "previous_response_id", "conversation", BACKGROUND)
 """The fields that are supported only if responses are stored."""
 
 _ITEM_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -658,7 +661,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
-        keeps: whether the server stores the response unless the body has `store=false`.
+        keeps: whether the server stores the response unless the body has `store=false` without `background`.
 
     Raises:
         InvalidPayload: the body has too many references.
@@ -669,12 +672,12 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     items = dict.fromkeys(filter(None, map(referenced, input))) if isinstance(input, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; the maximum is {MAX_REFERENCES}")
-    keeps = keeps and (body.get("store") is not False or bool(conversation))
+    keeps = keeps and (body.get("store") is not False or bool(conversation) or body.get(BACKGROUND) is True)
     if previous is not None and conversation:
         previous = conversation = ""  # `read_store` refuses this
     return Wanted(
         "response", keeps, previous if isinstance(previous, str) else "", [*items], conversation,
-        appends=keeps and bool(conversation),
+        appends=keeps and bool(conversation), detaches=body.get(BACKGROUND) is True,
     )  # fmt: skip
 
 
@@ -813,7 +816,8 @@ def _body(context: ServerContext) -> Shape:
     if not context.config.stores_responses:
         return shape
     conversation = nullable({"anyOf": [TEXT, record({"id": TEXT}, additionalProperties=False)]})
-    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT), "conversation": conversation}
+    flags = {name: nullable(FLAG) for name in ("store", BACKGROUND)}
+    stored = {**flags, "previous_response_id": nullable(TEXT), "conversation": conversation}
     reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}
     return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
 
@@ -852,16 +856,17 @@ class OpenAiResponses(OpenAiDialect):
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: use {name_here}")
         keeps, keeper = read_store(body, context, request_context) and self.computes, request_context.keeper
+        in_background = keeper is not None and self.computes and read_background(body, request_context)
         reader, tools = InputReader(context, request_context), ToolsReader()
         management = NamedValue("context_management", body.get("context_management"))
         threshold = management.optional(partial(read_threshold, context_length=context.most_tokens()))
         chat = self._chat(body, reader, tools, context, request_context)
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
-            head = read_head(body, context.generation, store=keeps)
+            head = read_head(body, context.generation, store=keeps, background=in_background)
             if keeper and conversation_in(body):
                 head["conversation"] = ConversationName(id=conversation_in(body))
-            keeping = self._keeping(body, head, reader, keeper, stores=keeps)
+            keeping = self._keeping(body, head, reader, keeper, stores=keeps or in_background)
             if _UNHEEDED in chat.ignored:
                 head["tools"] = [without_strict(tool) for tool in head["tools"]]
                 ignored += ["tools[].format"] if tools.formats else []
@@ -968,16 +973,22 @@ class OpenAiResponses(OpenAiDialect):
             "model": chat.head.model,
             **encode_head(repeated),
         }
-        settings, requests = ResponseSettings(head, chat.format.form, origins, keeping), (chat.request,)
-        if chat.framing is JSON:
+        in_background = repeated["background"]
+        settings = ResponseSettings(head, chat.format.form, origins, None if in_background else keeping)
+        requests = (chat.request,)
+        if chat.framing is JSON and not in_background:
             document = self._document(settings, reader, summarizing)
             parsed, times = ParsedRequest(requests, document, self.errors, chat.ignored), 1
         else:
             stream = _stream(settings, reader, summarizing)
             parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
+        if in_background and keeping is not None:
+            limited = [request._replace(time_limit=math.inf) for request in requests]  # its host has a limit
+            response = detached(settings.response(), keeping, streams=chat.framing is not JSON)
+            parsed = parsed._replace(requests=limited, detached=response)
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
-        follow_up = None if summarizing is None else summarizing.follow_up
-        return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size, follow_up=follow_up)
+        keeps, follow_up = settings.keeping is not None, None if summarizing is None else summarizing.follow_up
+        return parsed._replace(keeps=keeps, num_repeated=repeated_size, follow_up=follow_up)
 
     def _document(
         self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None
@@ -1042,6 +1053,8 @@ class ResponsesCompaction(OpenAiResponses):
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         if body.get("stream"):
             raise InvalidParameter("stream: is not supported: the response is one document; omit stream")
+        if body.get(BACKGROUND):
+            raise InvalidParameter("background: is not supported for summaries; omit background")
         input = body.get("input")
         if input is None and any(body.get(name) is not None for name in STORED_FIELDS[1:]):
             input = []

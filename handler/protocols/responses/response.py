@@ -42,6 +42,7 @@ from handler.protocols.responses.api import (
     ResponseItem,
     ResponseStart,
     ResponseState,
+    ResponseStatus,
     ResponseUsage,
     Status,
     TextPlace,
@@ -74,6 +75,7 @@ class Items:
         origins: maps a tool's name in the prompt to its declaration. Tools with other names are functions.
         most_calls: the maximum number of tool calls, after which calls are dropped, or None for no maximum.
         secret: whether item ids must be impossible to guess, because the items are stored.
+        first: the sequence number of the first event that the reply writes.
 
     Attributes:
         number: a function that returns the sequence number of the next event.
@@ -83,12 +85,14 @@ class Items:
         broken: whether a tool call is incomplete.
     """
 
-    def __init__(self, origins: Mapping[str, Origin], most_calls: int | None = None, *, secret: bool = False) -> None:
+    def __init__(
+        self, origins: Mapping[str, Origin], most_calls: int | None = None, *, secret: bool = False, first: int = 0
+    ) -> None:
         self._origins = origins
         self._most_calls = most_calls
         self._new_id = secret_id if secret else new_id
         self._space = ""
-        self.number = itertools.count().__next__
+        self.number = itertools.count(first).__next__
         self.output: list[OutputItem] = []
         self.open: ResponseItem | None = None
         self._delta: Mapping[str, object] = {}  # the delta event of the open item, without text
@@ -282,6 +286,9 @@ def _reasoning_text(text: str) -> ReasoningText:
 NUM_STATES = 3
 """The number of events in a stream that contain the response object."""
 
+NUM_QUEUED = 2
+"""The number of events of a background response before it starts, which the reply does not write."""
+
 
 class ResponseSettings(NamedTuple):
     """The settings for rendering a response.
@@ -300,7 +307,13 @@ class ResponseSettings(NamedTuple):
 
     def items(self) -> Items:
         most = self.head["max_tool_calls"]
-        return Items(self.origins, 1 if self.form.tools.single else most, secret=self.keeping is not None)
+        in_background = self.head["background"]
+        return Items(
+            self.origins,
+            1 if self.form.tools.single else most,
+            secret=self.keeping is not None or in_background,
+            first=NUM_QUEUED if in_background else 0,
+        )
 
     def response(
         self,
@@ -318,7 +331,7 @@ class ResponseSettings(NamedTuple):
             broken: whether a tool call is incomplete, which makes the response incomplete.
         """
         ended: Status = "incomplete" if broken else "completed"
-        statuses: Mapping[Finish | None, Status] = {
+        statuses: Mapping[Finish | None, ResponseStatus] = {
             None: "in_progress",
             Finish.LENGTH: "incomplete",
             Finish.ERROR: "failed",
@@ -394,6 +407,8 @@ class ResponseStream(BlockStream):
         response = self._settings.response()
         if self._settings.keeping is not None:
             self._settings.keeping.begin(response["id"], response)
+        if response["background"]:
+            return self._encode([self._told(response)])
         return self._encode([self._told(response, "response.created"), self._told(response)])
 
     def _token(self, position: int, token: Token) -> bytes:
@@ -484,12 +499,15 @@ SKIPPED = (
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store: bool = False) -> ResponseHead:
+def read_head(
+    body: Mapping[str, Any], generation: GenerationDefaults, *, store: bool = False, background: bool = False
+) -> ResponseHead:
     """Return the fields of the request that its response repeats.
 
     Args:
         generation: the default parameters of the model.
         store: whether the response is stored.
+        background: whether the response is generated in the background.
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
@@ -499,7 +517,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
     }
     tools = body.get("tools") or []
     return {
-        "background": False,
+        "background": background,
         "frequency_penalty": used["frequency_penalty"],
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),

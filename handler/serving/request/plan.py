@@ -79,7 +79,7 @@ class Intake:
 
     __slots__ = ("body", "decoded", "head", "hold", "memory", "parsed", "recalled", "size", "turn")
 
-    def __init__(self, head: Head, body: bytes, memory: Share, hold: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(self, head: Head, body: bytes, memory: Share, hold: Callable[..., None]) -> None:
         self.head = head
         self.body = body
         self.memory = memory

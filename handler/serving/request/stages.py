@@ -22,7 +22,7 @@ from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.large_bodies import LARGE
 from handler.serving.quota import BODY_MEMORY, Count, Share
 from handler.serving.request.gate import BatchGate
-from handler.serving.request.life import JOIN, Life
+from handler.serving.request.life import CLOSED, FINISHED, JOIN, Life
 from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
 from handler.serving.stored_responses import ResponseStore
 
@@ -146,7 +146,8 @@ class Recall:
             take = functools.partial(_take_body, memory)
             if references.appends:
                 intake.turn = turn = store.new_turn()
-                intake.hold(functools.partial(store.end_turn, owner, turn))
+                until = CLOSED if references.detaches else FINISHED
+                intake.hold(functools.partial(store.end_turn, owner, turn), until)
             intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, intake.turn))
             intake.size += intake.recalled.size
             if references.appends and size + intake.recalled.size > store.most_bytes:

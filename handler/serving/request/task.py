@@ -193,6 +193,11 @@ class RequestTask(Life):
         return self.parsed is not None and self.parsed.streams and self._refusal is None
 
     @property
+    def owner(self) -> str:
+        """The owner of the request's API key, or "" without a key."""
+        return self._head.owner
+
+    @property
     def ignored(self) -> Sequence[str]:
         return () if self.parsed is None else self.parsed.ignored
 

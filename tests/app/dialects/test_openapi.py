@@ -181,7 +181,7 @@ def test_sessions_are_described_where_they_are_on(tmp_path: Path, mode: str) -> 
     assert not described.evolve(schema=api["components"]["schemas"]["SessionCall"]).is_valid({"requestType": "END"})
     told = {name for found in (opened, closed) for name in found.headers if "session" in name}
     for path, item in api["paths"].items():
-        others = ("adapter", "tokenize", "/v1/files", "/v1/batches", "/v1/messages/batches")
+        others = ("adapter", "tokenize", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/conversations")
         if "requestBody" not in item.get("post", {}) or any(name in path for name in others):
             continue
         asked = {one["name"].lower() for one in item["post"].get("parameters", [])}

@@ -57,7 +57,13 @@ def test_no_input_of_a_route_without_a_body_is_costly() -> None:
     async def story(app: MountedApp) -> None:
         document = (await call(app, "/api-doc/openapi.json")).value
         paths = [path for path, item in document["paths"].items() if "get" in item]
-        assert {"/metrics", "/adapters", "/v1/files", "/v1/responses/{response}"} < {*paths}
+        assert {
+            "/metrics",
+            "/adapters",
+            "/v1/files",
+            "/v1/responses/{response}",
+            "/v1/conversations/{conversation}",
+        } < {*paths}
         found = {}
         for template in paths:
             path = template.replace("{model}", "model")

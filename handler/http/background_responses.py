@@ -1,0 +1,216 @@
+"""Responds to requests for background responses: their creation, their events, and their cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.datastructures import QueryParams
+from starlette.types import Scope, Send
+
+from handler.core.errors import NotFound, ServingError
+from handler.core.framing import JSON, SSE, dumps
+from handler.core.framing import KEEP_ALIVE as COMMENT
+from handler.http.exchange import EXCHANGE, AnyExchange
+from handler.http.inference import (
+    AS_IT_COMES,
+    KEEP_ALIVE,
+    Handle,
+    Headers,
+    encoded,
+    log_slow_client,
+    send_answer,
+    send_start,
+)
+from handler.http.urls import query_of
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.openai.api import ERRORS
+from handler.protocols.responses.api import not_kept, read_starting_after
+from handler.protocols.responses.background import no_events, not_cancellable
+from handler.serving.background.runs import BackgroundRun, BackgroundRuns
+from handler.serving.background.tables import Page
+from handler.serving.head import owner_of
+from handler.serving.model import ServedModel
+from handler.serving.quota import Share
+from handler.serving.request.task import RequestTask, ignored_header
+from handler.serving.stored_responses import ResponseStore
+
+_PART = 1 << 16  # bytes of events after which a part is sent
+_LOOK_SECONDS = 1.0  # between two searches for events of a response that another server runs
+
+
+async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask) -> bool:
+    """Start a background response and respond to its request. Return whether the run closes the task.
+
+    The response goes on when the client disconnects.
+    """
+    runs = model.background
+    detached, ignored = (
+        None if task.parsed is None else task.parsed.detached,
+        encoded(ignored_header(task.ignored).items()),
+    )
+    assert runs is not None, "it exists if responses are stored"
+    assert detached is not None, "the request asks for it"
+    starting = asyncio.ensure_future(runs.start(task))
+    try:
+        run = await asyncio.shield(starting)
+    except ServingError as error:
+        task.refuse(error)
+        await send_answer(scope, send, task.take_whole())
+        return False
+    except asyncio.CancelledError:
+        starting.add_done_callback(lambda _: None if starting.exception() is None else task.close())
+        return True
+    if detached.streams:
+        await _send_events(model, scope, send, _Reader(runs, run.owner, run.id, 0, run), ignored)
+    else:
+        queued = HttpResponse(200, JSON.content_type, dumps({**detached.queued.head, "output": []}))
+        await send_answer(scope, send, queued, ignored)
+    return True
+
+
+class _Reader:
+    """Reads the events of a response: those in memory, or else those in the store.
+
+    Args:
+        first: number of the first event to read.
+        run: the run of the response, or None if it does not run on this server.
+    """
+
+    def __init__(self, runs: BackgroundRuns, owner: str, id: str, first: int, run: BackgroundRun | None) -> None:
+        self._store, self._owner, self._id, self._run = runs.store, owner, id, run
+        self._first = first
+
+    @property
+    def run(self) -> BackgroundRun | None:
+        return self._run
+
+    async def read(self) -> Page:
+        """Return the next events, which may be none."""
+        page = None if self._run is None else self._run.read(self._first)
+        if page is None:
+            read = self._store.background.read
+            page = await asyncio.wrap_future(
+                self._store.call(self._owner, read, self._owner, self._id, self._first, _PART)
+            )
+            is_behind = self._run is not None and page.events
+            page = page._replace(ended=page.ended and not is_behind)
+        self._first += len(page.events or ())
+        return page
+
+
+async def _send_events(
+    model: ServedModel, scope: Scope, send: Send, reader: _Reader, extra: Headers | None = None
+) -> None:
+    """Send the events of a response until it has ended or is deleted, or the client has disconnected.
+
+    A slow client holds one part of the events, and nothing of the run.
+    """
+    exchange: AnyExchange = scope["extensions"][EXCHANGE]
+    headers = [(b"cache-control", b"no-cache"), AS_IT_COMES, *(extra or [])]
+    readers = set[Callable[[], object]]() if reader.run is None else reader.run.readers
+    readers.add(exchange.wake)
+    try:
+        with model.adapters.calls, Share(model.admission.memory) as memory:
+            await send_start(scope, send, 200, SSE.content_type, headers)
+            await _send_parts(model, send, reader, exchange, memory)
+    except ServingError:  # the store or the memory is overloaded, which a client that resumes does not notice
+        log_slow_client(scope)
+        exchange.drop()
+    finally:
+        readers.discard(exchange.wake)
+
+
+async def _send_parts(model: ServedModel, send: Send, reader: _Reader, exchange: AnyExchange, memory: Share) -> None:
+    sent_at = time.monotonic()
+    while not exchange.is_over:
+        page = await reader.read()
+        data = b"".join(page.events or ())
+        is_last = page.events is None or (page.ended and (not data or reader.run is not None))
+        silent = time.monotonic() - sent_at
+        if not (data or is_last) and silent >= KEEP_ALIVE:
+            data = COMMENT
+        if data or is_last:
+            memory.set(len(data))
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            memory.set(0)
+            sent_at, silent = time.monotonic(), 0.0
+        if is_last:
+            return
+        if not data or data == COMMENT:
+            if reader.run is None:
+                if model.availability.draining:
+                    return await send({"type": "http.response.body", "body": b""})
+                await exchange.wait(_LOOK_SECONDS)
+            else:
+                await exchange.wait(KEEP_ALIVE - silent)
+
+
+class BackgroundHandlers:
+    """Handlers of the routes of stored responses that concern background responses."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    def retrieve(self, otherwise: Handle) -> Handle:
+        """Return a handler that sends the events of a response if the query requests a stream."""
+
+        async def handle(scope: Scope, receive: Any, send: Send) -> None:
+            if b"stream" not in scope["query_string"] and b"starting_after" not in scope["query_string"]:
+                return await otherwise(scope, receive, send)
+            try:
+                after = read_starting_after(QueryParams(query_of(scope)))
+                if after is None:
+                    return await otherwise(scope, receive, send)
+                reader = await self._reader(scope, after + 1)
+            except ServingError as error:
+                return await send_answer(scope, send, ERRORS.whole(error))
+            await _send_events(self._model, scope, send, reader)
+
+        return handle
+
+    async def _reader(self, scope: Scope, first: int) -> _Reader:
+        store, runs = self._store(), self._model.background
+        assert runs is not None, "it exists if responses are stored"
+        owner, id = owner_of(scope["headers_by_name"]), scope["path_params"]["response"]
+        run = runs.find(owner, id)
+        if run is None:
+            streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
+            if streams is None and await asyncio.wrap_future(store.response(owner, id)) is None:
+                raise not_kept(id)
+        else:
+            streams = run.detached.streams
+        if not streams:
+            raise no_events()
+        return _Reader(runs, owner, id, first, run)
+
+    def _store(self) -> ResponseStore:
+        store = self._model.preprocessor.store
+        if store is None:
+            raise NotFound("responses are not stored on this server (option.responses_store)")
+        return store
+
+    async def cancel(self, store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
+        """Cancel a response, and return it. A response that has ended stays as it is."""
+        await self.stop(owner, id)
+        response = await asyncio.wrap_future(store.response(owner, id))
+        if response is None:
+            raise not_kept(id)
+        if not response["background"]:
+            raise not_cancellable(id)
+        if response["status"] in ("queued", "in_progress"):  # on another server
+            await asyncio.wrap_future(store.call(owner, store.background.cancel, owner, id))
+            response = await asyncio.wrap_future(store.response(owner, id))
+            if response is None:
+                raise not_kept(id)
+        return response
+
+    async def stop(self, owner: str, id: str) -> None:
+        """Cancel a response that runs on this server, and wait until its final state has been written."""
+        runs = self._model.background
+        run = None if runs is None else runs.find(owner, id)
+        if run is not None:
+            run.cancel()
+            await asyncio.shield(run.ended)

@@ -1,0 +1,128 @@
+"""Background responses of OpenAI's Responses API: their states and their events.
+
+See https://developers.openai.com/api/docs/guides/background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from handler.core.errors import BadRequest
+from handler.core.framing import loads, typed_event
+from handler.protocols.kernel.context import RequestContext
+from handler.protocols.kernel.readers import NamedValue, boolean, only, string
+from handler.protocols.kernel.schema import TEXT, accepts, nullable
+from handler.protocols.kernel.stored import Detached, Keeping, Kind
+from handler.protocols.responses.api import OpenAiResponse, ResponseState, ResponseStatus
+
+BACKGROUND = "background"
+
+_END = b"\n\n"  # of an event
+_DATA = b"\ndata: "
+_ENDS = tuple(b"event: response.%b\n" % status for status in (b"completed", b"incomplete", b"failed"))
+_IN_PROGRESS = b"event: response.in_progress\n"
+_WINDOW = "soonest"  # the only supported completion window
+
+
+@accepts(type="object", properties={"completion_window": {"enum": [_WINDOW, None]}, "continuation_id": nullable(TEXT)})
+def read_options(value: Any) -> None:
+    """Check `background_options`, which change nothing: a response is always generated as soon as possible."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    only(value, "completion_window", "continuation_id")
+    if value.get("completion_window") not in (_WINDOW, None):
+        raise ValueError(f"'completion_window' must be {_WINDOW}: responses wait for nothing but the queue")
+    if value.get("continuation_id") is not None:
+        string(value["continuation_id"])
+
+
+def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:
+    """Return whether the response is generated in the background.
+
+    Raises:
+        InvalidParameter: the field is invalid, or the client could not poll the response.
+    """
+    field = NamedValue(BACKGROUND, body.get(BACKGROUND))
+    if not field.optional(boolean):
+        return False
+    if not context.may_detach:
+        raise field.refused(
+            "a background response can only be created by POST /v1/responses, because its client polls it there; omit "
+            "background, or use SageMaker's asynchronous inference"
+        )
+    return True
+
+
+def detached(response: OpenAiResponse, keeping: Keeping, *, streams: bool) -> Detached:
+    """Return a response that is generated in the background.
+
+    Args:
+        response: the response before it has begun.
+        keeping: the object that would store the response of a request that waits for it.
+        streams: whether the client has asked for a stream.
+    """
+    queued = with_status(response, "queued")
+    head = {name: value for name, value in queued.items() if name != "output"}
+    kind: Kind = "response" if response["store"] else "background"
+    return Detached(
+        keeping.queued(response["id"], kind, head), [_event("created", 0, queued), _event("queued", 1, queued)], streams
+    )
+
+
+def with_status(response: Mapping[str, Any], status: ResponseStatus, message: str = "") -> OpenAiResponse:
+    """Return a response without output in another state.
+
+    Args:
+        message: the reason why it failed.
+    """
+    error = {"code": "server_error", "message": message} if status == "failed" else None
+    state = {"status": status, "completed_at": None, "error": error, "incomplete_details": None}
+    return cast(OpenAiResponse, {**response, **state, "output": [], "usage": None})
+
+
+def _event(kind: str, number: int, response: Mapping[str, Any]) -> bytes:
+    state = cast(ResponseState, f"response.{kind}")
+    return typed_event({"type": state, "sequence_number": number, "response": response})
+
+
+def failed_event(number: int, response: Mapping[str, Any]) -> bytes:
+    """Return the last event of a response that failed."""
+    return _event("failed", number, response)
+
+
+class Events(NamedTuple):
+    """Events that a reply has written.
+
+    Attributes:
+        events: the events, each framed.
+        begins: whether the response is in progress with these events.
+        ends: whether the last event ends the response.
+    """
+
+    events: Sequence[bytes]
+    begins: bool
+    ends: bool
+
+
+def split_events(data: bytes) -> Events:
+    """Split whole events."""
+    events = [event + _END for event in data.split(_END)[:-1]]
+    begins = any(event.startswith(_IN_PROGRESS) for event in events)
+    return Events(events, begins, bool(events) and events[-1].startswith(_ENDS))
+
+
+def response_in(event: bytes) -> OpenAiResponse:
+    """Return the response in the last event of a stream."""
+    return cast(OpenAiResponse, loads(event[event.index(_DATA) + len(_DATA) :])["response"])
+
+
+def no_events() -> BadRequest:
+    """Return the error for a request for the events of a response that has none."""
+    return BadRequest("only a response that was created with background=true and stream=true can be streamed")
+
+
+def not_cancellable(id: str) -> BadRequest:
+    return BadRequest(
+        f"only a response that was created with background=true can be cancelled; this one was not: {id[:128]}"
+    )

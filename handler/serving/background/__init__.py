@@ -1,0 +1,1 @@
+"""Background responses of the Responses API: their tables, and those that run on this server."""

@@ -1,0 +1,372 @@
+"""The background responses that run on this server. Each one is an ordinary request whose host is a `BackgroundRun`.
+
+Events are shown to readers only after they have been written, so that no reader sees an event that a later one lacks.
+All events that wait are written together, at most once per `_FLUSH_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any
+
+from handler.config.config import Config
+from handler.core.errors import GenerationFailed, Overloaded, ServingError, Unavailable
+from handler.core.loop import run_in_daemon_thread, wait_for
+from handler.protocols.kernel.stored import Detached
+from handler.protocols.responses.background import failed_event, response_in, split_events, with_status
+from handler.serving.background.tables import Batch, Page
+from handler.serving.request.life import COMMIT
+from handler.serving.request.task import RequestTask
+from handler.serving.stored_responses import InProgress, ResponseStore
+
+log = logging.getLogger("handler")
+
+_FLUSH_SECONDS = 0.05  # between two writes of events
+_LOOK_SECONDS = 1.0  # between two searches for responses that another server has cancelled or deleted
+_WINDOW = 1 << 16  # bytes of the latest events that are kept in memory for readers
+_RETRY_SECONDS = 5.0  # after which a client whose responses are too many may retry
+
+
+class State(IntEnum):
+    """The state of a run, in order.
+
+    Attributes:
+        OPENING: the response is being written as queued.
+        RUNNING: the request runs.
+        ENDING: the final state is known, and is being written.
+        ENDED: the final state is written, or the response is not stored any more.
+    """
+
+    OPENING = 0
+    RUNNING = 1
+    ENDING = 2
+    ENDED = 3
+
+
+class EventLog:
+    """The events of a running response.
+
+    Attributes:
+        pending: events that are not written yet.
+        written: number of events that have been written.
+    """
+
+    def __init__(self, events: Sequence[bytes]) -> None:
+        self.pending: list[bytes] = []
+        self.written = len(events)
+        self._latest = deque(events)
+        self._size = sum(map(len, events))
+
+    @property
+    def size(self) -> int:
+        """The bytes of the events in memory."""
+        return self._size + sum(map(len, self.pending))
+
+    def note_written(self, number: int) -> None:
+        """Record that the first `number` pending events have been written, and forget the oldest ones."""
+        written, self.pending = self.pending[:number], self.pending[number:]
+        self.written += number
+        self._latest.extend(written)
+        self._size += sum(map(len, written))
+        while self._size > _WINDOW and len(self._latest) > 1:
+            self._size -= len(self._latest.popleft())
+
+    def read(self, first: int) -> Sequence[bytes] | None:
+        """Return the written events from a number on, or None if they are not in memory any more."""
+        skipped = first - (self.written - len(self._latest))
+        return None if skipped < 0 else [*itertools.islice(self._latest, skipped, None)]
+
+
+class BackgroundRun:
+    """A background response that runs on this server, from its creation until its final state is written.
+
+    Args:
+        task: the request, which the run closes.
+        changed: called when there is something to write.
+
+    Attributes:
+        log: its events.
+        readers: functions that wake its readers, which are called when events have been written.
+        ended: future that completes when the final state has been written.
+        in_store: the response as it is polled.
+    """
+
+    def __init__(self, task: RequestTask, detached: Detached, config: Config, changed: Callable[[], object]) -> None:
+        self.owner = task.owner
+        self.detached = detached
+        self.log = EventLog(detached.events if detached.streams else ())
+        self.readers = set[Callable[[], object]]()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.state = State.OPENING
+        self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
+        self._task, self._config, self._changed = task, config, changed
+        self.in_store: InProgress | None = None
+        self._num_bytes = 0
+        self._last: Sequence[bytes] = ()  # the final event, if there is one
+
+    @property
+    def id(self) -> str:
+        return self.detached.queued.id
+
+    def begin(self) -> None:
+        """Run the request. Its client has been told that the response is queued."""
+        task = self._task
+        self.state = State.RUNNING
+        if not task.finished:
+            task.on(COMMIT)
+            limit = asyncio.get_running_loop().call_later(self._config.background_timeout, self._expire)
+            task.hold(limit.cancel)
+        task.on_bytes = self._pull
+        task.begin(task.run())
+        if task.finished:
+            self._pull(task)
+
+    def _pull(self, task: RequestTask) -> None:
+        """Take the events that the request has produced. The driver calls this in its step."""
+        if self.state is not State.RUNNING:
+            return
+        data = task.take()
+        if task.error is not None:  # the data are not events
+            data = self._broken_off(task.error)
+        if data:
+            self._add(data)
+        elif task.finished:
+            self.fail("the response ended without a result")
+
+    def _broken_off(self, error: ServingError) -> bytes:
+        try:
+            return self._task.stream_end()
+        except Exception:
+            log.exception("a bug in the server: a response could not be ended")
+            return failed_event(self._next_number, with_status(self.response, "failed", error.message))
+
+    @property
+    def _next_number(self) -> int:
+        return self.log.written + len(self.log.pending)
+
+    def _add(self, data: bytes) -> None:
+        new = split_events(data)
+        events = new.events
+        if new.begins:
+            self.response = with_status(self.response, "in_progress")
+        if new.ends:
+            self._last, events = events[-1:], events[:-1]
+            self.state = State.ENDING
+        if self.detached.streams:
+            self.log.pending += events
+            self._num_bytes += len(data)
+            self._check_size()
+        self._changed()
+
+    def _check_size(self) -> None:
+        """Let the request fail if its events need too much memory or too much room."""
+        limit = self._config.background_max_bytes
+        error: ServingError | None = None
+        if self._num_bytes > limit:
+            error = GenerationFailed(f"the events of the response exceed {limit} bytes (option.background_max_bytes)")
+        else:
+            try:
+                self._task.memory.set_unsent(self.log.size)
+            except Overloaded as overloaded:
+                error = overloaded
+        if error is not None and self.state is State.RUNNING:
+            self._num_bytes = -limit  # there is room for the end
+            asyncio.get_running_loop().call_soon(self._task.fail, error)
+
+    def _expire(self) -> None:
+        limit = f"{self._config.background_timeout:g} s (option.background_timeout)"
+        self._task.fail(GenerationFailed(f"the response was not complete within {limit}"))
+
+    def fail(self, message: str) -> None:
+        """End the response with an error, unless its final state is known."""
+        if self.state < State.ENDING:
+            response = with_status(self.response, "failed", message)
+            self._last = [failed_event(self._next_number, response)]
+            self._stop()
+
+    def cancel(self) -> None:
+        """Cancel the response, unless its final state is known. The engine stops at once."""
+        if self.state < State.ENDING:
+            self.response = with_status(self.response, "cancelled")
+            self._stop()
+
+    def _stop(self) -> None:
+        self.state = State.ENDING
+        self._task.close()
+        self._changed()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def batch(self) -> Batch:
+        """Return what has to be written of a response that has not ended."""
+        head = {name: value for name, value in self.response.items() if name != "output"}
+        return Batch(self.id, self.log.written, [*self.log.pending], head)
+
+    async def write_end(self, store: ResponseStore) -> bool:
+        """Write the final state. Return whether this has succeeded.
+
+        A response that cannot be stored fails. If even this cannot be written, for example because the disk is full,
+        it is tried again later.
+        """
+        response, is_failure = self.response, not self._last
+        try:
+            if self._last:
+                response = await run_in_daemon_thread(response_in, self._last[0])
+                is_failure = response["status"] == "failed" and not response["output"]
+            await self._write_end(store, response, needs_room=not is_failure)
+            return True
+        except ServingError as error:
+            if is_failure:
+                return False
+            log.error("a response could not be stored: %s", error)
+            self.log.pending.clear()
+            failed = with_status(response, "failed", "the response could not be stored")
+            self.response, self._last = failed, [failed_event(self.log.written, failed)]
+        try:
+            await self._write_end(store, failed, needs_room=False)
+        except ServingError:
+            return False
+        return True
+
+    async def _write_end(self, store: ResponseStore, response: Mapping[str, Any], *, needs_room: bool) -> None:
+        last = self._last if self.detached.streams else ()
+        batch = Batch(self.id, self.log.written, [*self.log.pending, *last])
+        end = functools.partial(store.background.end, needs_room=needs_room)
+        call = functools.partial(end, self.owner, self.detached, response, batch)
+        await asyncio.wrap_future(store.write(self.owner, call))
+        self.log.pending = [*batch.events]
+        self.log.note_written(len(batch.events))
+
+    def finish(self) -> None:
+        """Close the request, and tell everyone who waits that the response has ended."""
+        self.state = State.ENDED
+        self._task.close()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self.wake_readers()
+
+    def wake_readers(self) -> None:
+        for wake in [*self.readers]:
+            wake()
+
+    def read(self, first: int) -> Page | None:
+        """Return events from a number on, or None if they must be read from the store."""
+        events = self.log.read(first)
+        return None if events is None else Page(events, ended=self.state is State.ENDED)
+
+
+class BackgroundRuns:
+    """The background responses that run on this server."""
+
+    def __init__(self, store: ResponseStore, config: Config) -> None:
+        self.store = store
+        self._config = config
+        self._runs: dict[str, BackgroundRun] = {}
+        self._numbers = Counter[str]()  # of runs by owner
+        self._changed = asyncio.Event()
+        self._dirty = set[BackgroundRun]()
+        self._writing: asyncio.Task[None] | None = None
+
+    def find(self, owner: str, id: str) -> BackgroundRun | None:
+        """Return an owner's response that runs on this server, or None."""
+        run = self._runs.get(id)
+        return run if run is not None and run.owner == owner else None
+
+    async def start(self, task: RequestTask) -> BackgroundRun:
+        """Store a response as queued, and run its request. From then on the run closes the task.
+
+        Raises:
+            ServingError: the response cannot be stored, or the owner has too many of them. The caller keeps the task.
+        """
+        detached = None if task.parsed is None else task.parsed.detached
+        assert detached is not None, "the request asks for it"
+        owner, limit = task.owner, self._config.background_max
+        if self._numbers[owner] >= limit:
+            raise Overloaded(
+                f"this API key has {limit} background responses in progress (option.background_max)",
+                retry_after=_RETRY_SECONDS,
+            )
+        self.store.check_calls(owner)
+        run = BackgroundRun(task, detached, self._config, lambda: self._note(run))
+        self._numbers[owner] += 1
+        queue = functools.partial(self.store.background.queue, owner, run.detached)
+        try:
+            await asyncio.wrap_future(self.store.write(owner, queue))
+        except BaseException:
+            self._release(owner)
+            raise
+        self._runs[run.id] = run
+        run.in_store = self.store.begin(owner, run.id, run.response)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write())
+        run.begin()
+        return run
+
+    def _release(self, owner: str) -> None:
+        self._numbers[owner] -= 1
+        if not self._numbers[owner]:
+            del self._numbers[owner]
+
+    def _note(self, run: BackgroundRun) -> None:
+        if run.in_store is not None:
+            run.in_store = self.store.begin(run.owner, run.id, run.response)
+        self._dirty.add(run)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop writing. What still runs has failed when the server starts again."""
+        if self._writing is not None:
+            self._writing.cancel()
+
+    async def _write(self) -> None:
+        """Write what has changed until no response is running."""
+        looked_at = time.monotonic()
+        while self._runs:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await wait_for(self._changed.wait(), _LOOK_SECONDS)
+            self._changed.clear()
+            runs, self._dirty = self._dirty, set()
+            if time.monotonic() - looked_at >= _LOOK_SECONDS:
+                looked_at = time.monotonic()
+                runs = {*runs, *self._runs.values()}
+            try:
+                await self._write_all([run for run in runs if run.state < State.ENDING])
+                await asyncio.gather(*(self._end(run) for run in runs if run.state is State.ENDING))
+            except Exception:
+                log.exception("a bug in the server: background responses could not be written")
+            await asyncio.sleep(_FLUSH_SECONDS)
+
+    async def _write_all(self, runs: Sequence[BackgroundRun]) -> None:
+        """Write the events of running responses, and end those that another server has cancelled or deleted."""
+        if not runs:
+            return
+        batches = [run.batch() for run in runs]
+        try:
+            append = functools.partial(self.store.background.append, batches)
+            gone = await asyncio.wrap_future(self.store.write("", append))
+        except Unavailable:  # it is already logged
+            for run in runs:
+                run.fail("the events of the response could not be stored")
+            return
+        for run, batch in zip(runs, batches, strict=True):
+            run.log.note_written(len(batch.events))
+            if run.id in gone:
+                run.cancel()
+            run.wake_readers()
+
+    async def _end(self, run: BackgroundRun) -> None:
+        if not await run.write_end(self.store):
+            return  # it is tried again after `_LOOK_SECONDS`
+        del self._runs[run.id]
+        self._release(run.owner)
+        self.store.end(run.id)
+        self._dirty.discard(run)
+        run.finish()

@@ -1,0 +1,377 @@
+"""Background responses over HTTP: polling, events that can be read again, cancellation, owners, limits and restarts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.server import serve
+from tests.servers import LiveServer, http, wait_for
+from tests.servers import serve as serve_process
+
+PATH = "/v1/responses"
+ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
+ENDED = ("completed", "incomplete", "failed", "cancelled")
+SLOW = ("-o", "option.echo_tokens_per_second=50")
+MEMORY = ("--engine", "echo", "-o", "option.responses_store=memory")
+LONG = {"input": "a b c d", "max_output_tokens": 4000, "background": True}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    """It writes 50 tokens per second."""
+    with serve(*MEMORY, *SLOW) as server:
+        yield server
+
+
+def create(server: LiveServer, headers: dict[str, str] = ANN, **body: Any) -> Any:
+    found = server.post({"input": "one two", "max_output_tokens": 8, "background": True, **body}, PATH, headers=headers)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def call(server: LiveServer, method: str, path: str, headers: dict[str, str] = ANN) -> httpx.Response:
+    return http.request(method, f"{server.url}{PATH}/{path}", headers=headers, timeout=30)
+
+
+def poll(server: LiveServer, id: str, headers: dict[str, str] = ANN) -> Any:
+    """The response when it has ended."""
+    found: list[Any] = []
+
+    def ended() -> bool:
+        found.append(call(server, "GET", id, headers).json())
+        return found[-1]["status"] in ENDED
+
+    wait_for(ended, 30, "the response does not end")
+    return found[-1]
+
+
+def events_in(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def numbers(events: list[dict[str, Any]]) -> list[int]:
+    return [event["sequence_number"] for event in events]
+
+
+class Stream:
+    """A stream whose events are read one after another."""
+
+    def __init__(self, server: LiveServer, method: str, path: str = "", **request: Any) -> None:
+        request = {"headers": ANN, "timeout": 30, **request}
+        self._sent = http.stream(method, server.url + PATH + path, **request)
+        self._lines: Iterator[str] = iter(())
+
+    def __enter__(self) -> Stream:
+        self._lines = self._sent.__enter__().iter_lines()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._sent.__exit__(*error)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines:
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def begin(server: LiveServer, **body: Any) -> str:
+    """The id of a streamed response in progress whose client has gone after its first delta."""
+    with Stream(server, "POST", json={**LONG, "stream": True, **body}) as stream:
+        events = iter(stream)
+        head = next(events)["response"]
+        next(event for event in events if event["type"] == "response.output_text.delta")
+    id: str = head["id"]
+    return id
+
+
+def test_a_response_is_queued_and_polled_to_its_end(server: LiveServer) -> None:
+    made = create(server)
+    assert (made["status"], made["background"], made["output"], made["usage"]) == ("queued", True, [], None)
+    ended = poll(server, made["id"])
+    assert ended["status"] == "incomplete"
+    assert {**ended, **{name: made[name] for name in ("status", "output", "usage", "incomplete_details")}} == made
+    plain = server.post({"input": "one two", "max_output_tokens": 8}, PATH, headers=ANN).json()
+    assert ended["output"][0]["content"] == plain["output"][0]["content"]
+    assert ended["usage"] == plain["usage"]
+    items = call(server, "GET", f"{made['id']}/input_items").json()["data"]
+    assert [item["content"][0]["text"] for item in items] == ["one two"]
+    more = server.post(
+        {"input": "three", "previous_response_id": made["id"], "max_output_tokens": 32}, PATH, headers=ANN
+    )
+    assert "one two" in more.json()["output"][0]["content"][0]["text"]
+
+
+def test_events_are_those_of_every_stream_and_can_be_read_again(server: LiveServer) -> None:
+    body = {"input": "one two", "max_output_tokens": 8, "stream": True}
+    plain = events_in(server.post(body, PATH, headers=ANN).text)
+    streamed = server.post({**body, "background": True}, PATH, headers=ANN).text
+    events = events_in(streamed)
+    assert [event["type"] for event in events[:3]] == [f"response.{x}" for x in ("created", "queued", "in_progress")]
+    assert [event["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    assert [event["type"] for event in events[2:]] == [event["type"] for event in plain[1:]]
+    assert numbers(events) == list(range(len(events)))
+    id = events[0]["response"]["id"]
+    assert events[-1]["response"] == call(server, "GET", id).json()
+    for after in range(-1, len(events) + 2):
+        query = "stream=true" if after < 0 else f"starting_after={after}&stream=true"
+        query += "&include%5B%5D=reasoning.encrypted_content&include_obfuscation=false"
+        again = call(server, "GET", f"{id}?{query}")
+        assert again.headers["content-type"].startswith("text/event-stream")
+        assert again.text == "".join(f"{event}\n\n" for event in streamed.split("\n\n")[after + 1 : -1])
+
+
+def test_a_response_outlives_its_client_and_has_several_readers(server: LiveServer) -> None:
+    id = begin(server, max_output_tokens=60)
+    with ThreadPoolExecutor(4) as threads:
+        path = f"/{id}?stream=true"
+        read = [threads.submit(server_events, server, path) for _ in range(2)]
+        late = threads.submit(server_events, server, f"{path}&starting_after=5")
+        events = read[0].result(30)
+        assert read[1].result(30) == events
+        assert late.result(30) == events[6:]
+    assert numbers(events) == list(range(len(events)))
+    assert events[-1]["response"] == poll(server, id)
+
+
+def server_events(server: LiveServer, path: str) -> list[dict[str, Any]]:
+    with Stream(server, "GET", path) as stream:
+        return list(stream)
+
+
+def test_cancel_frees_the_engine_ends_readers_and_can_be_repeated(server: LiveServer) -> None:
+    id = begin(server)
+    with Stream(server, "GET", f"/{id}?stream=true") as stream:
+        reader = iter(stream)
+        next(reader)
+        assert call(server, "POST", f"{id}/cancel", BOB).status_code == 404
+        cancelled = call(server, "POST", f"{id}/cancel").json()
+        assert (cancelled["status"], cancelled["error"], cancelled["background"]) == ("cancelled", None, True)
+        rest = list(reader)
+        assert all(event["type"] not in ("response.completed", "response.failed") for event in rest)
+    wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "the engine still runs it")
+    assert call(server, "POST", f"{id}/cancel").json() == cancelled == call(server, "GET", id).json()
+    assert numbers(events_in(call(server, "GET", f"{id}?stream=true").text)) == list(range(len(rest) + 1))
+    gone_on = server.post({"input": "b", "previous_response_id": id}, PATH, headers=ANN)
+    assert gone_on.status_code == 400
+    ended = poll(server, create(server)["id"])
+    assert call(server, "POST", f"{ended['id']}/cancel").json() == ended, "a response that has ended stays"
+
+
+def test_a_running_response_can_be_deleted(server: LiveServer) -> None:
+    id = begin(server)
+    with Stream(server, "GET", f"/{id}?stream=true") as stream:
+        reader = iter(stream)
+        next(reader)
+        assert call(server, "DELETE", id, BOB).status_code == 404
+        assert call(server, "DELETE", id).json() == {"id": id, "object": "response", "deleted": True}
+        list(reader)  # it ends
+    for method, path in (("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel")):
+        found = call(server, method, id + path)
+        assert (found.status_code, found.json()["error"]["message"]) == (404, f"Response with id '{id}' not found.")
+
+
+def test_other_owners_see_nothing(server: LiveServer) -> None:
+    id = begin(server, max_output_tokens=200)
+    for method, path in (("GET", ""), ("GET", "?stream=true"), ("POST", "/cancel"), ("GET", "/input_items")):
+        assert call(server, method, id + path, BOB).status_code == 404, path
+        assert call(server, method, id + path, {}).status_code == 404, path
+    going_on = {"input": "b", "previous_response_id": id}
+    assert server.post(going_on, PATH, headers=BOB).status_code == 404
+    assert "still in progress" in server.post(going_on, PATH, headers=ANN).json()["error"]["message"]
+    assert call(server, "POST", f"{id}/cancel").json()["status"] == "cancelled"
+
+
+def test_a_response_that_is_not_to_be_stored_can_be_polled(server: LiveServer) -> None:
+    made = create(server, store=False, stream=False)
+    assert made["store"] is False
+    assert poll(server, made["id"])["status"] == "incomplete"
+    going_on = {"input": "b", "previous_response_id": made["id"]}
+    assert server.post(going_on, PATH, headers=ANN).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "?stream=true", 400, "created with background=true and stream=true"),
+        ("GET", "?starting_after=3", 400, 'starting_after="3": needs stream=true'),
+        ("GET", "?stream=perhaps", 400, 'stream="perhaps": must be true or false'),
+        ("GET", "?stream=true&starting_after=-1", 400, "must be the sequence number of an event"),
+        ("GET", f"?stream=true&starting_after={'9' * 5000}", 400, "must be the sequence number of an event"),
+        ("POST", "/cancel", 400, "created with background=true can be cancelled"),
+    ],
+)
+def test_calls_for_other_responses(server: LiveServer, method: str, path: str, status: int, words: str) -> None:
+    plain = server.post({"input": "a", "max_output_tokens": 2}, PATH, headers=ANN).json()["id"]
+    found = call(server, method, plain + path)
+    assert (found.status_code, words in found.json()["error"]["message"]) == (status, True), found.text
+    if "starting_after=3" not in path and "cancel" not in path and "perhaps" not in path:
+        made = create(server)["id"]
+        poll(server, made)
+        assert call(server, method, made + path).status_code == 400, "it was not created with stream"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"background": "perhaps"}, 'background="perhaps"'),
+        ({"background_options": {"completion_window": "2h"}}, "'completion_window' must be soonest"),
+        ({"background_options": 7}, "background_options=7: must be an object"),
+    ],
+)
+def test_wrong_fields(server: LiveServer, body: dict[str, Any], words: str) -> None:
+    found = server.post({"input": "a", "background": True, **body}, PATH, headers=ANN)
+    assert (found.status_code, words in found.json()["error"]["message"]) == (400, True), found.text
+    create(server, background_options={"completion_window": "soonest", "continuation_id": "x"}, max_output_tokens=1)
+
+
+def test_where_nobody_can_poll_it_is_refused(server: LiveServer) -> None:
+    headers = {**ANN, "x-amzn-sagemaker-custom-attributes": "route=/v1/responses"}
+    body = {"input": "a", "background": True}
+    found = server.post(body, "/invocations", headers=headers)
+    assert found.status_code == 400
+    assert "use SageMaker's asynchronous inference" in found.json()["error"]["message"]
+    found = server.post(body, f"{PATH}/compact", headers=ANN)
+    assert "background: is not supported" in found.json()["error"]["message"]
+    assert server.post(body, f"{PATH}/input_tokens", headers=ANN).status_code == 200
+
+
+def test_a_server_without_a_store_refuses() -> None:
+    with serve("--engine", "echo") as server:
+        found = server.post({"input": "a", "background": True}, PATH)
+        assert (found.status_code, "option.responses_store" in found.text) == (400, True)
+        assert server.post({"input": "a", "background": False, "max_output_tokens": 1}, PATH).status_code == 200
+        assert call(server, "POST", "resp_0/cancel").status_code == 404
+        assert call(server, "GET", "resp_0?stream=true").status_code == 404
+
+
+def test_limits() -> None:
+    limits = ("background_max=2", "background_timeout=1.5", "background_max_bytes=65536")
+    options = [part for limit in limits for part in ("-o", f"option.{limit}")]
+    with serve(*MEMORY, *options, "-o", "option.echo_tokens_per_second=400") as server:
+        first, second = (server.post(LONG, PATH, headers=ANN).json()["id"] for _ in range(2))
+        third = server.post(LONG, PATH, headers=ANN)
+        assert third.status_code == 429
+        assert "option.background_max" in third.json()["error"]["message"]
+        assert int(third.headers["retry-after"]) > 0
+        assert server.post(LONG, PATH, headers=BOB).status_code == 200
+        call(server, "POST", f"{first}/cancel")
+        large = events_in(server.post({**LONG, "stream": True}, PATH, headers=ANN).text)
+        assert large[-1]["type"] == "response.failed"
+        assert "option.background_max_bytes" in large[-1]["response"]["error"]["message"]
+        assert numbers(large) == list(range(len(large)))
+        late = poll(server, second)
+        assert (late["status"], late["error"]["code"]) == ("failed", "server_error")
+        assert "option.background_timeout" in late["error"]["message"]
+
+
+def test_the_engine_fails() -> None:
+    with serve(*MEMORY, "-o", "option.echo_cues=true") as server:
+        body = {"input": "a b <raise>", "background": True, "max_output_tokens": 20}
+        failed = poll(server, server.post(body, PATH, headers=ANN).json()["id"])
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        events = events_in(server.post({**body, "stream": True}, PATH, headers=ANN).text)
+        assert events[-1]["type"] == "response.failed"
+        assert numbers(events) == list(range(len(events)))
+
+
+def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
+    """What ends within the drain is complete, and the rest fails."""
+    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    with serve(*options) as server:
+        short, long = create(server, max_output_tokens=20, stream=False), begin(server)
+        reader = threading.Thread(target=server_events, args=(server, f"/{long}?stream=true"))
+        reader.start()
+        server.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
+        reader.join(30)
+        assert not reader.is_alive()
+        server.wait(60)
+    with serve(*options) as server:
+        assert call(server, "GET", short["id"]).json()["status"] in ("incomplete", "failed")
+        assert call(server, "GET", long).json()["status"] == "failed"
+        events = events_in(call(server, "GET", f"{long}?stream=true").text)
+        assert numbers(events) == list(range(len(events)))
+        assert events[-1]["type"] == "response.failed"
+
+
+def test_after_a_crash_what_ran_has_failed(tmp_path: Path) -> None:
+    """Another server on the same directory shows what the first one runs, and notices its end."""
+    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    with serve(*options) as other:
+        with serve_process(*options) as server:
+            id, queued = begin(server), create(server, max_output_tokens=4000)["id"]
+            seen = list(itertools.islice(iter(Stream(server, "GET", f"/{id}?stream=true").__enter__()), 8))
+            wait_for(lambda: call(other, "GET", queued).json()["status"] == "in_progress", 5, "it is not seen")
+            assert call(other, "DELETE", id, BOB).status_code == 404
+            with ThreadPoolExecutor(1) as thread:
+                reading = thread.submit(server_events, other, f"/{id}?stream=true")
+                time.sleep(1.5)
+                server.send_signal(signal.SIGKILL)
+                events = reading.result(40)
+        assert events[-1]["type"] == "response.failed"
+        assert numbers(events) == list(range(len(events)))
+        assert events[: len(seen)] == seen
+        assert events[-1]["response"] == call(other, "GET", id).json()
+        for one in (id, queued):
+            failed = call(other, "GET", one).json()
+            assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert [path.name for path in tmp_path.iterdir()] == ["responses.sqlite3"], "no locks are left"
+
+
+def test_another_server_cancels_and_deletes(tmp_path: Path) -> None:
+    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    with serve(*options) as server, serve(*options) as other:
+        id = begin(server)
+        assert call(other, "POST", f"{id}/cancel").json()["status"] == "cancelled"
+        wait_for(lambda: call(server, "GET", id).json()["status"] == "cancelled", 10, "it still runs")
+        id = begin(server)
+        assert call(other, "DELETE", id).status_code == 200
+        wait_for(lambda: call(server, "GET", id).status_code == 404, 10, "it still runs")
+        wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "the engine still runs it")
+
+
+def test_a_full_store_fails_the_response(tmp_path: Path) -> None:
+    """A file that another process has locked is as a full disk: nothing can be written for a while."""
+    with serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server:
+        id = begin(server)
+        with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            wait_for(lambda: "cannot be read or written" in server.log, 30, "it could be written")
+            assert server.post(LONG, PATH, headers=ANN).status_code == 503
+            other.execute("ROLLBACK")
+        failed = poll(server, id)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        events = events_in(call(server, "GET", f"{id}?stream=true").text)
+        assert numbers(events) == list(range(len(events)))
+        assert events[-1]["response"] == failed
+
+
+def test_a_response_belongs_to_a_conversation(server: LiveServer) -> None:
+    """It has its turn until it has ended, and is appended only if it has not been cancelled."""
+    made = http.post(f"{server.url}/v1/conversations", json={}, headers=ANN).json()["id"]
+    items = f"{server.url}/v1/conversations/{made}/items?order=asc"
+    id = begin(server, conversation=made)
+    body = {"input": "b", "max_output_tokens": 2, "conversation": made}
+    assert server.post(body, PATH, headers=ANN).status_code == 409
+    assert call(server, "POST", f"{id}/cancel").json()["conversation"] == {"id": made}
+    assert http.get(items, headers=ANN).json()["data"] == []
+    ended = poll(server, create(server, conversation=made, store=False)["id"])
+    assert ended["status"] == "incomplete"
+    listed = http.get(items, headers=ANN).json()["data"]
+    assert [item["role"] for item in listed] == ["user", "assistant"]
+    assert listed[1] == ended["output"][0]
+    assert server.post(body, PATH, headers=ANN).status_code == 200
+    assert len(http.get(items, headers=ANN).json()["data"]) == 4
