@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import signal
 import sqlite3
 import threading
@@ -375,3 +376,47 @@ def test_a_response_belongs_to_a_conversation(server: LiveServer) -> None:
     assert listed[1] == ended["output"][0]
     assert server.post(body, PATH, headers=ANN).status_code == 200
     assert len(http.get(items, headers=ANN).json()["data"]) == 4
+
+
+def test_responses_of_many_owners_are_those_that_they_get_plainly(tmp_path: Path) -> None:
+    """64 owners have 20 responses each, of which some are cancelled at random."""
+    options = ("-o", "option.background_max=20", "-o", "option.max_rolling_batch_size=64", "-o", "job_queue_size=2000")
+    rate = ("-o", "option.echo_tokens_per_second=2000")
+    draw = random.Random(20261129)
+    with serve("--engine", "echo", *options, *rate, "-o", f"option.responses_store={tmp_path}") as server:
+
+        def ask(owner: int, number: int, **more: Any) -> Any:
+            """The echo repeats the prompt, which tells whose it is."""
+            body = {"input": f"owner {owner} asks {number}", "max_output_tokens": 40, "temperature": 0, **more}
+            found = http.post(server.url + PATH, json=body, headers={"x-api-key": f"key {owner}"}, timeout=100)
+            assert found.status_code == 200, found.text
+            return found.json()
+
+        def of_owner(owner: int, cancelled: set[int], streamed: set[int]) -> int:
+            headers = {"x-api-key": f"key {owner}"}
+            ids = []
+            for number in range(20):
+                ids.append(ask(owner, number, background=True)["id"])
+                if number in cancelled:
+                    call(server, "POST", f"{ids[-1]}/cancel", headers)
+            lost = 0
+            for number, id in enumerate(ids):
+                ended = poll(server, id, headers)
+                if ended["status"] == "cancelled":
+                    assert number in cancelled
+                    lost += 1
+                    continue
+                (said,) = (item["content"][0]["text"] for item in ended["output"])
+                assert said.startswith(f" user: owner {owner} asks {number} ")
+                if number in streamed:
+                    plain = ask(owner, number)
+                    assert plain["output"][0]["content"][0]["text"] == said
+                    assert plain["usage"] == ended["usage"]
+            return lost
+
+        with ThreadPoolExecutor(16) as threads:
+            drawn = [(set(draw.sample(range(20), 5)), set(draw.sample(range(20), 4))) for _ in range(64)]
+            lost = sum(threads.map(lambda owner: of_owner(owner, *drawn[owner]), range(64)))
+        assert 0 < lost <= 64 * 5
+        wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "the engine still runs something")
+        assert ask(0, 0, background=True)["status"] == "queued", "there is room again"
