@@ -294,8 +294,8 @@ class Request(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that supports tools
     template: TemplateOptions = PLAIN_TEMPLATE
     read_prompt: Callable[[Request, str], Request] | None = None  # sets fields that depend on the rendered messages
-    # Replaces the prompt of the messages, given a function that returns the prompt of a request.
-    edit_prompt: Callable[[Request, Callable[[Request], Prompt]], Prompt] | None = None
+    # Returns a request with a shorter prompt, and this prompt, given a function that renders the prompt of a request.
+    edit: Callable[[Request, Callable[[Request], Prompt]], tuple[Request, Prompt]] | None = None
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier

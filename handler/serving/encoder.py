@@ -56,7 +56,7 @@ class Encoder:
         """
         if request.pools_text:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self._max_input_len)
-        prompt = self.tokenize(request, media)
+        request, prompt = self._edited(request, media)
         if request.read_prompt is not None:
             request = request.read_prompt(request, prompt.text)
         if request.pooling is not None:
@@ -74,9 +74,13 @@ class Encoder:
         """
         if request.pools_text:
             return encode_pooled(request, self._tokenizer)[1]
-        if request.edit_prompt is not None:
-            return request.edit_prompt(request, partial(self._tokenize_edited, request.media, media))
-        return self._tokenize(request, media)
+        return self._edited(request, media)[1]
+
+    def _edited(self, request: Request, media: Sequence[Medium]) -> tuple[Request, Prompt]:
+        """Return the request that the engine gets, and its prompt."""
+        if request.edit is None:
+            return request, self._tokenize(request, media)
+        return request.edit(request, partial(self._tokenize_edited, request.media, media))
 
     def _tokenize_edited(self, sources: Sequence[MediaSource], media: Sequence[Medium], request: Request) -> Prompt:
         """Return the prompt of a request with some of the media of the original request, in their order."""
@@ -137,9 +141,7 @@ class Encoder:
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         if request.messages or request.media or request.tools:
-            request = request._replace(
-                messages=(), media=(), tools=(), edit_prompt=None
-            )  # the prompt contains them now
+            request = request._replace(messages=(), media=(), tools=(), edit=None)  # the prompt contains them now
         limit, max_new_tokens = self.max_tokens(), request.sampling.max_new_tokens
         if limit is None or max_new_tokens <= (left := limit - len(prompt.ids)):
             return request

@@ -162,8 +162,8 @@ class ContextEdits:
     def shown(self) -> AnthropicContext:
         return {"applied_edits": self.applied}
 
-    def prompt(self, request: Request, render: Callable[[Request], Prompt]) -> Prompt:
-        """Return the prompt of the edited conversation. This may be called on any thread.
+    def edit(self, request: Request, render: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
+        """Return the request, and the prompt of the edited conversation. This may be called on any thread.
 
         Args:
             render: returns the prompt of a request.
@@ -195,7 +195,7 @@ class ContextEdits:
         if prompt is None:
             assert error is not None, "the prompt was not rendered"
             raise error
-        return prompt
+        return request, prompt
 
     def _num_cleared(self, edit: ClearThinking) -> int:
         return 0 if edit.keep is None else max(0, self._num_reasoning - edit.keep)

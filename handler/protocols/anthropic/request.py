@@ -591,7 +591,7 @@ class AnthropicMessages(OpenAiDialect):
 
         context_edits = ContextEdits(edits, [*history, *body["messages"]], reader.num_reasoning, build)
         if context_edits.needed:
-            chat = chat._replace(request=chat.request._replace(edit_prompt=context_edits.prompt))
+            chat = chat._replace(request=chat.request._replace(edit=context_edits.edit))
         return self._respond(chat, thinking, keeping, context_edits)
 
     def _respond(

@@ -68,6 +68,9 @@ class ParsedRequest(NamedTuple):
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats,
             or that the prompts of several requests repeat. Bytes that are repeated n times count n times.
         end: called when the request has finished, in whichever way. It ends what the reply has begun in the server.
+        follow_up: called when the engine has finished the only request, but the reply has not. It returns the next
+            request, whose output the reply gets with the index 1, or None if there is none. It may be called on any
+            thread.
     """
 
     requests: Sequence[Request]
@@ -85,6 +88,7 @@ class ParsedRequest(NamedTuple):
     stops: str = ""
     num_repeated: int = 0
     end: Callable[[], None] = _end_nothing
+    follow_up: Callable[[], Request | None] | None = None
 
 
 class Description(NamedTuple):

@@ -6,16 +6,19 @@ Sources: OpenAI's guide "Compaction"; the types of its Python client, 3.57. Code
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.framing import dumps, loads
 from handler.core.sealing import Sealer
-from handler.core.values import Finish, Request, Token
+from handler.core.values import Delta, Finish, Token
 from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
+from handler.protocols.assistant.summary import BEFORE, Summarizing, SummaryReader, text_of
+from handler.protocols.kernel.readers import integer, only
 from handler.protocols.kernel.reply import TokenEncoder
 from handler.protocols.responses.api import CompactedResponse, CompactionItem, OpenAiResponse
 from handler.protocols.responses.response import (
@@ -28,22 +31,14 @@ from handler.protocols.responses.response import (
     usage,
 )
 
+Item = tuple[str, Any]
+"""An item, with its path in the body before it."""
+
+_SHARE = 0.8
+"""The share of the model's context above which a conversation is summarized, unless the request sets a threshold."""
+
 COMPACTION, TRIGGER = "compaction", "compaction_trigger"
 """The types of the item with a summary, and of the last item of a request for one."""
-
-_MAX_TOKENS = 8192
-"""The maximum number of tokens of a summary, unless the request limits its output."""
-
-PROMPT = (
-    "Summarize our conversation so far, so that you can continue the work from the summary alone. Keep: what the user "
-    "asked for, and each constraint; decisions and their reasons; facts, names, paths, commands, numbers and errors "
-    "that matter; what has been done, and with which result; what remains to be done, and the next step. Write only "
-    "the summary, as plain text. Do not call tools."
-)
-"""The last message of a request for a summary."""
-
-_BEFORE = "Summary of the earlier conversation, which it replaces:\n\n"
-_EMPTY = "the model returned no summary of the conversation"
 
 
 class Summaries(NamedTuple):
@@ -78,27 +73,52 @@ class Summaries(NamedTuple):
                 "(option.compaction_key_file), or the request of another API key wrote it; send the items that it "
                 "stands for"
             ) from None
-        return _BEFORE + text
+        return BEFORE + text
 
 
-def of_bounded_length(request: Request) -> Request:
-    """Return a request for a summary whose length is limited, by the room in the model's context too."""
-    limit = min(request.sampling.max_new_tokens, _MAX_TOKENS)
-    return request._replace(sampling=request.sampling._replace(max_new_tokens=limit), fill_context=True)
+def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
+    """Return the items of a conversation that the model reads: of those before the last compaction, only the messages
+    of users, developers and the system.
 
-
-def after_compaction(items: Sequence[Any]) -> Sequence[Any]:
-    """Return the items of a stored conversation that later requests contain: of those before its last compaction, only
-    the messages of users, developers and the system.
+    Args:
+        items: each item with its path.
     """
-    last = max((index for index, item in enumerate(items) if item["type"] == COMPACTION), default=0)
-    kept = [item for item in items[:last] if item["type"] == "message" and item["role"] != "assistant"]
-    return [item for item in [*kept, *items[last:]] if item["type"] != TRIGGER]
+    last = max((index for index, (_, item) in enumerate(items) if _type(item) == COMPACTION), default=0)
+    return [*[entry for entry in items[:last] if _stays(entry[1])], *items[last:]]
 
 
-def _text_of(events: Iterable[Event]) -> str:
-    """Return the text of a response without its reasoning and calls."""
-    return "".join(event for event in events if isinstance(event, str))
+def _type(item: Any) -> Any:
+    """Return the type of an item. Messages may have none."""
+    return (item.get("type") or "message") if isinstance(item, dict) else None
+
+
+def _stays(item: Any) -> bool:
+    return bool(_type(item) == "message" and item.get("role") != "assistant")
+
+
+def read_threshold(value: Any, context_length: int | None) -> int | None:
+    """Read `context_management`.
+
+    Args:
+        context_length: the maximum number of tokens in a prompt and its response, or None while it is unknown.
+
+    Returns:
+        The number of tokens above which the conversation is summarized before the response, or None if it never is.
+
+    Raises:
+        ValueError: the value is invalid.
+    """
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ValueError("must be a list of objects")
+    if not value:
+        return None
+    if len(value) > 1 or value[0].get("type") != COMPACTION:
+        raise ValueError(f"must have one object with 'type': '{COMPACTION}'")
+    only(value[0], "type", "compact_threshold")
+    threshold = value[0].get("compact_threshold")
+    if threshold is None:
+        return sys.maxsize if context_length is None else int(context_length * _SHARE)
+    return integer(1)(threshold)
 
 
 class CompactionStream(ResponseStream):
@@ -108,34 +128,31 @@ class CompactionStream(ResponseStream):
         super().__init__(settings)
         self._summaries = summaries
         self._id = _item_id(settings)
-        self._texts: list[str] = []
+        self._read: list[Event] = []
 
     def token_encoder(self) -> TokenEncoder | None:
         return None
 
     def _head(self) -> bytes:
-        head = super()._head()
-        empty: CompactionItem = {"id": self._id, "type": "compaction", "encrypted_content": ""}
-        added = self._items.whole("response.output_item.added", empty)
-        return head + self._encode([added, self._items.compacting(self._id)])
+        return super()._head() + self._encode(self._items.summarizing(self._id))
 
     def _token(self, position: int, token: Token) -> bytes:
-        self._texts.append(_text_of([token.text] if self._reader is None else self._reader.feed(token)))
+        self._read += [token.text] if self._reader is None else self._reader.feed(token)
         return b""
 
     def _last(self, position: int, token: Token, finish: Finish) -> bytes:
         if token.text or self._reader is not None:
             self._token(position, token)
         if self._reader is not None:
-            self._texts.append(_text_of(self._reader.flush(finish)))
-        text = "".join(self._texts).strip()
-        if not text:
-            return self._broken_off(GenerationFailed(_EMPTY))
-        item = self._summaries.item(self._id, text)
-        done = self._encode([self._items.whole("response.output_item.done", item)])
+            self._read += self._reader.flush(finish)
+        try:
+            item = self._summaries.item(self._id, text_of(self._read))
+        except GenerationFailed as error:
+            return self._broken_off(error)
+        done = self._encode([self._items.summarized(item)])
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response([item], Finish.EOS, usage=counts)
-        return done + self._encode([self._told(self._settings.store(response))])
+        return done + self._stored(response)
 
 
 class CompactionDocument(ResponseDocument):
@@ -148,13 +165,86 @@ class CompactionDocument(ResponseDocument):
     def _document(self) -> OpenAiResponse:
         (sequence,) = self._sequences
         events, num_reasoning = read_whole(self._settings.form, sequence)
-        text = _text_of(events).strip()
-        if not text:
-            raise GenerationFailed(_EMPTY)
-        item = self._summaries.item(_item_id(self._settings), text)
+        item = self._summaries.item(_item_id(self._settings), text_of(events))
         num_cached = sequence.extras.num_cached_tokens or 0
         counts = usage(self._num_prompt_tokens, num_cached, sequence.num_tokens, num_reasoning)
         return self._settings.store(self._settings.response([item], Finish.EOS, usage=counts))
+
+
+class CompactingStream(ResponseStream):
+    """Streams a response that begins with a summary if its prompt has become too long."""
+
+    def __init__(self, settings: ResponseSettings, summaries: Summaries, summarizing: Summarizing) -> None:
+        super().__init__(settings)
+        self._summaries = summaries
+        self._summarizing = summarizing
+        self._id = _item_id(settings)
+        self._summary: SummaryReader | None = None  # while the model writes it
+        self._num_reasoning_before = 0
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        super().start(index, num_prompt_tokens)
+        if not index and self._summarizing.due:
+            self._summary = self._summarizing.reader()
+
+    def token_encoder(self) -> TokenEncoder | None:
+        return super().token_encoder() if self._summary is None else None
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if self._summary is None or delta.error is not None:
+            return super().feed(0, delta)
+        data = b"" if self._begun else self._head() + self._encode(self._items.summarizing(self._id))
+        self._begun = True
+        self._summary.feed(delta)
+        return data if delta.finish is None else data + self._summarized(self._summary, delta.finish)
+
+    def _summarized(self, summary: SummaryReader, finish: Finish) -> bytes:
+        text = summary.end(finish)
+        self._summary = None
+        self._num_tokens += summary.num_tokens
+        self._num_cached_tokens += summary.num_cached_tokens
+        self._num_reasoning_before = summary.num_reasoning
+        self._summarizing.summary = text
+        item = self._summaries.item(self._id, text)
+        self._items.output.append(item)
+        return self._encode([self._items.summarized(item)])
+
+    @property
+    def _num_reasoning(self) -> int:
+        return self._num_reasoning_before + super()._num_reasoning
+
+
+class CompactingDocument(ResponseDocument):
+    """A response that begins with a summary if its prompt has become too long, not as a stream."""
+
+    def __init__(self, settings: ResponseSettings, summaries: Summaries, summarizing: Summarizing) -> None:
+        super().__init__(settings)
+        self._summaries = summaries
+        self._summarizing = summarizing
+        self._summary: SummaryReader | None = None
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        super().start(index, self._num_prompt_tokens + num_prompt_tokens)
+        if not index and self._summarizing.due:
+            self._summary = self._summarizing.reader()
+
+    def token_encoder(self) -> TokenEncoder | None:
+        return super().token_encoder() if self._summary is None else None
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if index or self._summary is None:
+            return super().feed(0, delta)
+        self._summary.feed(delta)
+        if delta.finish is not None:
+            self._summarizing.summary = self._summary.end(delta.finish)
+        return b""
+
+    def _document(self) -> OpenAiResponse:
+        summary = self._summary
+        if summary is None:
+            return super()._document()
+        item = self._summaries.item(_item_id(self._settings), self._summarizing.summary)
+        return self._response([item], summary.num_cached_tokens, summary.num_tokens, summary.num_reasoning)
 
 
 class CompactedDocument(CompactionDocument):

@@ -8,13 +8,17 @@ Sources: "Responses" in OpenAI's API reference, and the types in its Python pack
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
+from handler.protocols.assistant.summary import PROMPT, Asking, Summarizing, of_bounded_length, unshaped
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -55,22 +59,25 @@ from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
 from handler.protocols.responses import recorded
 from handler.protocols.responses.api import (
     CompactedResponse,
+    ConversationName,
     OpenAiResponse,
     OpenAiResponseEvent,
     ResponseHead,
     ResponseStart,
     ResponseTokens,
+    duplicate_item,
 )
 from handler.protocols.responses.compaction import (
     COMPACTION,
-    PROMPT,
     TRIGGER,
     CompactedDocument,
+    CompactingDocument,
+    CompactingStream,
     CompactionDocument,
     CompactionStream,
     Summaries,
     after_compaction,
-    of_bounded_length,
+    read_threshold,
 )
 from handler.protocols.responses.response import (
     CUSTOM,
@@ -105,7 +112,7 @@ def _text(value: Any) -> StructuredOutput | None:
 
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = (
+INCLUDED = (
     "reasoning.encrypted_content", "message.input_image.image_url", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -113,10 +120,10 @@ _INCLUDED = (
 """The known values of `include`. They have no effect, because responses always include all available data."""
 
 
-@accepts(type="array", items={"enum": [*_INCLUDED]})
+@accepts(type="array", items={"enum": [*INCLUDED]})
 def _include(value: Any) -> None:
-    if not isinstance(value, list) or any(name not in _INCLUDED for name in value if name != _LOGPROBS):
-        raise ValueError(f"must be a list of {', '.join(_INCLUDED)}")
+    if not isinstance(value, list) or any(name not in INCLUDED for name in value if name != _LOGPROBS):
+        raise ValueError(f"must be a list of {', '.join(INCLUDED)}")
     if _LOGPROBS in value:
         raise ValueError(f"{_LOGPROBS!r} is not supported: use logprobs on /v1/chat/completions")
 
@@ -146,7 +153,6 @@ TABLE = Table(
         "text": Parameter("structured_output", _text),
         "previous_response_id": unsupported(f"responses are not stored (option.responses_store); {_SEND_ALL}"),
         "conversation": unsupported(f"conversations are not stored; {_SEND_ALL}"),
-        "context_management": unsupported("the input is never truncated or summarized", []),
         "prompt": unsupported("the server does not store prompts"),
         "store": unsupported(
             "responses are not stored (option.responses_store); send store=false, or omit store", False
@@ -216,6 +222,9 @@ def full_name(namespace: Any, name: str) -> str:
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 
+NO_CALLS: Mapping[str, str] = MappingProxyType({})
+
+
 class InputReader(TurnsReader):
     """Reads the input of one request, and translates it to chat messages.
 
@@ -223,16 +232,21 @@ class InputReader(TurnsReader):
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
+
+    Args:
+        calls: the types of calls that come before the items, by their ids, the latest last.
     """
 
-    def __init__(self, context: ServerContext, request_context: RequestContext) -> None:
+    def __init__(
+        self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = NO_CALLS
+    ) -> None:
         super().__init__(context)
         self._request_context = request_context
         self._parts = PartReader(context, "input[].content[]", self.unknown)
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
         self.compacts = False
-        self._calls: dict[str, str] = {}  # the types of calls by their ids, the latest last
+        self._calls = {**calls}
 
     def read(self, body: Mapping[str, Any]) -> None:
         """Read `instructions`, the items of previous responses, and `input`.
@@ -250,12 +264,15 @@ class InputReader(TurnsReader):
             input = [_user_message(input)]
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
-        for index, item in enumerate(after_compaction(self._request_context.recalled.history)):
-            is_call = item["type"] in ("function_call", "custom_tool_call")
+        field = "previous_response_id" if body.get("conversation") is None else "conversation"
+        stored = [
+            (f"{field}: item {index}", item) for index, item in enumerate(self.history) if item["type"] != TRIGGER
+        ]
+        sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
+        for at, item in after_compaction([*stored, *sent]):
+            is_call = at.startswith(field) and item["type"] in ("function_call", "custom_tool_call")
             if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
-                self._item(item, f"previous_response_id: item {index}")
-        for index, item in enumerate(input):
-            self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
+                self._item(item, at)
         self._add_shown()
         if not self.chat:
             raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
@@ -279,7 +296,7 @@ class InputReader(TurnsReader):
         return item
 
     def _item(self, item: Any, at: str) -> None:
-        kind = _type_of(item)
+        kind = type_of(item)
         if not isinstance(kind, str):
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
         if kind == "item_reference":
@@ -311,10 +328,15 @@ class InputReader(TurnsReader):
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
+    @property
+    def history(self) -> Sequence[Any]:
+        """The stored items before those of `input`."""
+        return self._request_context.recalled.history
+
     def user_messages(self) -> list[Any]:
         """Return the items of the conversation that are messages of users."""
-        items = [*after_compaction(self._request_context.recalled.history), *self.items]
-        return [item for item in items if _type_of(item) == "message" and item["role"] == "user"]
+        items = [*self.history, *self.items]
+        return [item for item in items if type_of(item) == "message" and item["role"] == "user"]
 
     def _compact(self) -> None:
         """Ask for a summary of the conversation.
@@ -401,7 +423,7 @@ def _user_message(text: str) -> dict[str, Any]:
 
 def referenced(item: Any) -> str | None:
     """Return the id in an item reference, or None if the item is not a reference."""
-    return item["id"] if _type_of(item) == "item_reference" and isinstance(item.get("id"), str) else None
+    return item["id"] if type_of(item) == "item_reference" and isinstance(item.get("id"), str) else None
 
 
 def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -419,7 +441,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     return stored if item.get("status") else {**stored, "status": "completed"}
 
 
-def _type_of(item: Any) -> Any:
+def type_of(item: Any) -> Any:
     """Return the type of an item. Without `type`, items that have only an id are references, and others messages."""
     if not isinstance(item, dict):
         return None
@@ -623,8 +645,10 @@ def _name(tool: Mapping[str, Any]) -> str:
 # -- stored responses: `store`, `previous_response_id` and references to items -----------------------------------------
 
 
-STORED_FIELDS = ("store", "previous_response_id")
+STORED_FIELDS = ("store", "previous_response_id", "conversation")
 """The fields that are supported only if responses are stored."""
+
+_ITEM_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 MAX_REFERENCES = 1000
 """The maximum number of item references in a request."""
@@ -641,17 +665,28 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """
     if not isinstance(body, dict):
         return None
-    previous, input = body.get("previous_response_id"), body.get("input")
+    previous, input, conversation = body.get("previous_response_id"), body.get("input"), conversation_in(body)
     items = dict.fromkeys(filter(None, map(referenced, input))) if isinstance(input, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; the maximum is {MAX_REFERENCES}")
+    keeps = keeps and (body.get("store") is not False or bool(conversation))
+    if previous is not None and conversation:
+        previous = conversation = ""  # `read_store` refuses this
     return Wanted(
-        "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
-    )
+        "response", keeps, previous if isinstance(previous, str) else "", [*items], conversation,
+        appends=keeps and bool(conversation),
+    )  # fmt: skip
+
+
+def conversation_in(body: Mapping[str, Any]) -> str:
+    """Return the id of the conversation in a body, or "" if there is none, or if `read_store` refuses it."""
+    value = body.get("conversation")
+    id = value["id"] if isinstance(value, dict) and value.keys() == {"id"} else value
+    return id if isinstance(id, str) else ""
 
 
 def read_store(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> bool:
-    """Read `store` and `previous_response_id`. Return whether the response should be stored.
+    """Read `store`, `previous_response_id` and `conversation`. Return whether the response should be stored.
 
     Raises:
         InvalidParameter, NotKept: a field is invalid, or the stored responses are missing, unusable or too large.
@@ -662,7 +697,10 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
+    _check_conversation(body)
     state = request_context.recalled.state
+    if state == "in_conversation":
+        raise previous.refused("this response is part of a conversation; continue it by 'conversation'")
     if state == "missing":
         raise NotKept(
             f"{previous}: no such response is stored: it expired, was deleted, or was never stored", STORED_FIELDS[1]
@@ -674,18 +712,61 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     if state == "failed":
         raise previous.refused("this response failed; continue from the response before it")
     if state == "too_long":
-        field = previous if previous.value else "input"
+        conversation = NamedValue("conversation", conversation_in(body))
+        field = previous if previous.value else conversation if conversation.value else "input"
         raise too_long(field, "the referenced stored items", context.config.max_request_size)
     return store is not False
 
 
-def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Keeping:
-    """Return the object that stores a response.
+def _check_conversation(body: Mapping[str, Any]) -> None:
+    """Check `conversation`.
+
+    Raises:
+        InvalidParameter: it is not the id of a conversation, or cannot be combined with another field.
+    """
+    conversation = NamedValue("conversation", body.get("conversation"))
+    if conversation.value is None:
+        return
+    if not conversation_in(body):
+        raise conversation.refused("must be the id of a conversation, or an object with its 'id'")
+    if body.get("previous_response_id") is not None:
+        raise conversation.refused("cannot be combined with previous_response_id; omit one of them")
+
+
+def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any], *, stores: bool) -> Keeping:
+    """Return the object that stores a response, or appends it to its conversation.
 
     Args:
         items: the input items of the request.
+        stores: whether the response itself is stored.
     """
-    return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
+    conversation = head.get("conversation")
+    if conversation is None:
+        return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
+    given = with_ids(item for item in items if type_of(item) != TRIGGER)
+    return Keeping(keeper, "response", conversation["id"], kept_items(given), stores=stores)
+
+
+def check_ids(items: Iterable[Any], place: str, taken: Iterable[Any] = ()) -> None:
+    """Check the ids of items that are appended to a conversation.
+
+    Args:
+        place: name of the field with the items.
+        taken: the items that are in the conversation.
+
+    Raises:
+        InvalidPayload: an id is invalid, or two items have the same id.
+    """
+    ids = {item["id"] for item in taken}
+    for index, item in enumerate(items):
+        id = item.get("id")
+        if id is None or id == "":
+            continue
+        if not isinstance(id, str) or not _ITEM_ID.fullmatch(id):
+            raise InvalidPayload(f"{place}[{index}].id={show(id)}: must have 1 to 64 letters, digits, '_', '-', '.'")
+        if id in ids:
+            raise duplicate_item(id)
+        ids.add(id)
 
 
 # -- the dialect -------------------------------------------------------------------------------------------------------
@@ -709,10 +790,15 @@ _REASONING: Mapping[str, Shape] = {
     **{name: {"enum": [value, None]} for name, value in _ONLY.items()},
 }
 
+_MANAGEMENT = record(
+    {"type": {"enum": [COMPACTION]}}, {"compact_threshold": nullable({"type": "integer", "minimum": 1})}
+)
+
 FIELDS: Mapping[str, Shape] = {
     **INPUT,
     **_OF_CHAT,
     **TOOLS,
+    "context_management": nullable(listing({**_MANAGEMENT, "additionalProperties": NULL}, maxItems=1)),
     "reasoning": nullable(record({}, _REASONING, additionalProperties=NULL)),
 }
 _UNHEEDED = "tools[].function.strict"
@@ -726,7 +812,8 @@ def _body(context: ServerContext) -> Shape:
     shape = _WITHOUT_STORE(context)
     if not context.config.stores_responses:
         return shape
-    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT)}
+    conversation = nullable({"anyOf": [TEXT, record({"id": TEXT}, additionalProperties=False)]})
+    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT), "conversation": conversation}
     reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}
     return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
 
@@ -751,8 +838,14 @@ class OpenAiResponses(OpenAiDialect):
         streams=(SSE.content_type,),
     )
 
+    @property
+    def appends(self) -> bool:
+        """Whether a response is appended to its conversation."""
+        return self.computes
+
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(self._relax()(body), keeps=self.computes)
+        wanted = read_wanted(self._relax()(body), keeps=self.computes)
+        return wanted if wanted is None or self.appends else wanted._replace(appends=False)
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         for name, name_here in _RENAMED.items():
@@ -760,12 +853,44 @@ class OpenAiResponses(OpenAiDialect):
                 raise InvalidParameter(f"{name}: is not supported: use {name_here}")
         keeps, keeper = read_store(body, context, request_context) and self.computes, request_context.keeper
         reader, tools = InputReader(context, request_context), ToolsReader()
+        management = NamedValue("context_management", body.get("context_management"))
+        threshold = management.optional(partial(read_threshold, context_length=context.most_tokens()))
+        chat = self._chat(body, reader, tools, context, request_context)
+        ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
+        try:
+            head = read_head(body, context.generation, store=keeps)
+            if keeper and conversation_in(body):
+                head["conversation"] = ConversationName(id=conversation_in(body))
+            keeping = self._keeping(body, head, reader, keeper, stores=keeps)
+            if _UNHEEDED in chat.ignored:
+                head["tools"] = [without_strict(tool) for tool in head["tools"]]
+                ignored += ["tools[].format"] if tools.formats else []
+            ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
+            chat = chat._replace(ignored=ignored)
+            summarizing = None
+            if threshold is not None and not reader.compacts and self.computes:
+                summarizing = self._summarizing(threshold, body, reader, context, request_context)
+                chat = chat._replace(request=chat.request._replace(edit=summarizing.edit))
+            return self._respond(chat, head, tools.origins, keeping, reader, summarizing)
+        except (InvalidParameter, InvalidPayload) as error:
+            raise type(error)(_in_responses_words(error.message)) from None
+
+    def _chat(
+        self,
+        body: Mapping[str, Any],
+        reader: InputReader,
+        tools: ToolsReader,
+        context: ServerContext,
+        request_context: RequestContext,
+    ) -> ParsedChat:
+        """Translate a body to a chat, with readers that have read nothing yet."""
         effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
         tools.read(body.get("tools"))
         choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
+        stored_fields = STORED_FIELDS if request_context.keeper else ()
         fields = {
-            **{name: body[name] for name in _SAME if name in body and not (keeper and name in STORED_FIELDS)},
+            **{name: body[name] for name in _SAME if name in body and name not in stored_fields},
             "reasoning_effort": effort,
         }
         tool_fields = {
@@ -775,22 +900,49 @@ class OpenAiResponses(OpenAiDialect):
         }
         if reader.compacts:
             fields["text"] = None  # a format of the client's is not that of the summary
-        ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
-            head = read_head(body, context.generation, store=keeps)
-            keeping = make_keeping(keeper, head, reader.items) if keeper and keeps else None
             chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
-            if _UNHEEDED in chat.ignored:
-                head["tools"] = [without_strict(tool) for tool in head["tools"]]
-                ignored += ["tools[].format"] if tools.formats else []
             if reader.compacts and body.get("max_output_tokens") is None:
                 chat = chat._replace(request=of_bounded_length(chat.request))
             if tools.formats:
                 chat = chat._replace(request=tools.named(chat.request, choice))
-            ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
-            return self._respond(chat._replace(ignored=ignored), head, tools.origins, keeping, reader)
+            return chat
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_responses_words(error.message)) from None
+
+    def _keeping(
+        self, body: Mapping[str, Any], head: ResponseHead, reader: InputReader, keeper: Keeper | None, *, stores: bool
+    ) -> Keeping | None:
+        """Return the object that stores the response or appends it to its conversation, or None."""
+        appends = self.appends and "conversation" in head
+        if keeper is None or not (stores or appends):
+            return None
+        if appends:
+            check_ids(reader.items, "input", reader.history)
+        return make_keeping(keeper, head, reader.items, stores=stores)
+
+    def _summarizing(
+        self,
+        threshold: int,
+        body: Mapping[str, Any],
+        reader: InputReader,
+        context: ServerContext,
+        request_context: RequestContext,
+    ) -> Summarizing:
+        """Return what has the conversation summarized if its prompt exceeds a threshold."""
+
+        def chat(item: Mapping[str, Any], **more: Any) -> ParsedChat:
+            extended = {**body, "input": [*reader.items, item], **more}
+            return self._chat(extended, InputReader(context, request_context), ToolsReader(), context, request_context)
+
+        def ask() -> Asking:
+            asking = chat({"type": TRIGGER}, max_output_tokens=None)  # it limits the response after the summary
+            return Asking(unshaped(asking.request), asking.format.form)
+
+        def go_on(summary: str) -> Request:
+            return chat(reader.summaries.item("", summary)).request
+
+        return Summarizing(threshold, context.most_tokens, ask, go_on)
 
     def _respond(
         self,
@@ -799,6 +951,7 @@ class OpenAiResponses(OpenAiDialect):
         origins: Mapping[str, Origin],
         keeping: Keeping | None,
         reader: InputReader,
+        summarizing: Summarizing | None,
     ) -> ParsedRequest:
         """Return the parsed request with its reply.
 
@@ -806,6 +959,7 @@ class OpenAiResponses(OpenAiDialect):
             repeated: the fields of the request that the response repeats.
             origins: maps a tool's name in the prompt to its declaration.
             keeping: the object that stores the response, or None if it is not stored.
+            summarizing: has a conversation summarized that has become too long, or None if this is not requested.
         """
         head: ResponseStart = {
             "id": new_id("resp") if keeping is None else secret_id("resp"),
@@ -816,15 +970,27 @@ class OpenAiResponses(OpenAiDialect):
         }
         settings, requests = ResponseSettings(head, chat.format.form, origins, keeping), (chat.request,)
         if chat.framing is JSON:
-            parsed, times = ParsedRequest(requests, self._document(settings, reader), self.errors, chat.ignored), 1
+            document = self._document(settings, reader, summarizing)
+            parsed, times = ParsedRequest(requests, document, self.errors, chat.ignored), 1
         else:
-            stream = CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
+            stream = _stream(settings, reader, summarizing)
             parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
-        return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size)
+        follow_up = None if summarizing is None else summarizing.follow_up
+        return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size, follow_up=follow_up)
 
-    def _document(self, settings: ResponseSettings, reader: InputReader) -> ResponseDocument:
+    def _document(
+        self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None
+    ) -> ResponseDocument:
+        if summarizing is not None:
+            return CompactingDocument(settings, reader.summaries, summarizing)
         return CompactionDocument(settings, reader.summaries) if reader.compacts else ResponseDocument(settings)
+
+
+def _stream(settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None) -> ResponseStream:
+    if summarizing is not None:
+        return CompactingStream(settings, reader.summaries, summarizing)
+    return CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
 
 
 class ResponsesCount(OpenAiResponses):
@@ -848,6 +1014,7 @@ class ResponsesCount(OpenAiResponses):
         origins: Mapping[str, Origin],
         keeping: Keeping | None,
         reader: InputReader,
+        summarizing: Summarizing | None,
     ) -> ParsedRequest:
         return counted(
             chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
@@ -868,18 +1035,24 @@ class ResponsesCompaction(OpenAiResponses):
         response=CompactedResponse,
     )
 
+    @property
+    def appends(self) -> bool:
+        return False
+
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         if body.get("stream"):
             raise InvalidParameter("stream: is not supported: the response is one document; omit stream")
         input = body.get("input")
-        if input is None and body.get("previous_response_id") is not None:
+        if input is None and any(body.get(name) is not None for name in STORED_FIELDS[1:]):
             input = []
         items = [_user_message(input)] if isinstance(input, str) and input else input
         if isinstance(items, list):
             input = [*items, {"type": TRIGGER}]
         return super().read({**body, "input": input, "store": False}, context, request_context)
 
-    def _document(self, settings: ResponseSettings, reader: InputReader) -> ResponseDocument:
+    def _document(
+        self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None
+    ) -> ResponseDocument:
         return CompactedDocument(settings, reader.summaries, with_ids(reader.user_messages()))
 
 

@@ -89,7 +89,7 @@ class Items:
         self._new_id = secret_id if secret else new_id
         self._space = ""
         self.number = itertools.count().__next__
-        self.output: list[ResponseItem] = []
+        self.output: list[OutputItem] = []
         self.open: ResponseItem | None = None
         self._delta: Mapping[str, object] = {}  # the delta event of the open item, without text
         self.parts: list[str] = []
@@ -128,14 +128,24 @@ class Items:
         self._close(events, status="completed" if complete else "incomplete")
         return events
 
-    def whole(self, type: ItemState, item: CompactionItem) -> ItemEvent:
-        """Return an event of the only item of the response, which has no parts."""
-        return {"type": type, "sequence_number": self.number(), "output_index": 0, "item": item}
+    def summarizing(self, id: str) -> list[OpenAiResponseEvent]:
+        """Return the events that the model begins to write a summary, which is the first item and has no parts."""
+        empty: CompactionItem = {"id": id, "type": "compaction", "encrypted_content": ""}
+        added = self._summary_event("response.output_item.added", empty)
+        compacting: CompactingEvent = {
+            "type": "response.compaction.compacting",
+            "sequence_number": self.number(),
+            "item_id": id,
+            "output_index": 0,
+        }
+        return [added, compacting]
 
-    def compacting(self, id: str) -> CompactingEvent:
-        """Return the event that the model is writing the only item of the response."""
-        number = self.number()
-        return {"type": "response.compaction.compacting", "sequence_number": number, "item_id": id, "output_index": 0}
+    def summarized(self, item: CompactionItem) -> ItemEvent:
+        """Return the event that the summary is complete."""
+        return self._summary_event("response.output_item.done", item)
+
+    def _summary_event(self, type: ItemState, item: CompactionItem) -> ItemEvent:
+        return {"type": type, "sequence_number": self.number(), "output_index": 0, "item": item}
 
     def delta(self, text: str, number: int) -> Delta:
         """Return an event with the next piece of text of the open item."""
@@ -325,7 +335,11 @@ class ResponseSettings(NamedTuple):
         }
 
     def store(self, response: OpenAiResponse) -> OpenAiResponse:
-        """Store a finished response if requested. Return the response, with `store` false if it could not be stored."""
+        """Store a finished response if requested. Return the response, with `store` false if it could not be stored.
+
+        Raises:
+            ServingError: the response could not be appended to its conversation.
+        """
         if self.keeping is None:
             return response
         head = {name: value for name, value in response.items() if name != "output"}
@@ -414,7 +428,15 @@ class ResponseStream(BlockStream):
         remainder += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
-        return remainder + self._encode([self._told(self._settings.store(response))])
+        return remainder + self._stored(response)
+
+    def _stored(self, response: OpenAiResponse) -> bytes:
+        """Store a finished response, and return its last event."""
+        try:
+            response = self._settings.store(response)
+        except ServingError as error:
+            return self._broken_off(error)
+        return self._encode([self._told(response)])
 
 
 class ResponseDocument(WholeReply):
@@ -425,12 +447,25 @@ class ResponseDocument(WholeReply):
         self._settings = settings
 
     def _document(self) -> OpenAiResponse:
+        return self._response()
+
+    def _response(
+        self, first: Sequence[CompactionItem] = (), num_cached: int = 0, num_tokens: int = 0, num_reasoning: int = 0
+    ) -> OpenAiResponse:
+        """Build and store the response.
+
+        Args:
+            first: the items before those of the response.
+            num_cached, num_tokens, num_reasoning: the counts of these items.
+        """
         (sequence,) = self._sequences
-        items, (events, num_reasoning) = self._settings.items(), read_whole(self._settings.form, sequence)
+        items, (events, num_of_response) = self._settings.items(), read_whole(self._settings.form, sequence)
+        items.output += first
         items.feed(events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
-        num_cached = sequence.extras.num_cached_tokens or 0
-        counts = usage(self._num_prompt_tokens, num_cached, sequence.num_tokens, num_reasoning)
+        num_cached += sequence.extras.num_cached_tokens or 0
+        num_tokens += sequence.num_tokens
+        counts = usage(self._num_prompt_tokens, num_cached, num_tokens, num_reasoning + num_of_response)
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
         return self._settings.store(response)
 

@@ -10,10 +10,18 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
+from handler.core.errors import (
+    InternalError,
+    InvalidParameter,
+    Overloaded,
+    RefusedByEngine,
+    ServingError,
+    Unavailable,
+    serving_error,
+)
 from handler.core.framing import JSON
 from handler.core.loop import Begun
-from handler.core.values import Delta, Finish
+from handler.core.values import Delta, Finish, Request
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import Headers, HttpResponse
@@ -38,6 +46,7 @@ from handler.serving.request.life import (
     Life,
 )
 from handler.serving.request.plan import Encoding, Intake, SharedMedia
+from handler.serving.request.stages import PARSE_INLINE
 from handler.serving.request_log import Capture
 
 
@@ -249,7 +258,7 @@ class RequestTask(Life):
             self._capture.start(body)
         if self.finished:
             return
-        intake = Intake(self._head, body, self.memory)
+        intake = Intake(self._head, body, self.memory, self.hold)
         del body  # the intake drops it as soon as it is decompressed
         try:
             plan, head = self._admission.plan, self._head
@@ -339,6 +348,29 @@ class RequestTask(Life):
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
 
+    async def _follow_up(self, follow_up: Callable[[], Request | None]) -> None:
+        """Encode and submit the next request of a reply that is not finished. Run this by `begin`."""
+        size, owner = self.memory.body, self._head.owner
+        try:
+            request = follow_up() if size < PARSE_INLINE else await self._admission.run(size, follow_up, owner)
+            if request is None:
+                raise InternalError("the reply is not finished, but no request follows")
+            encoding = Encoding(request, size, owner, self.hold)
+            for work in self._admission.plan.encode:
+                if (waiting := work(encoding)) is not None:
+                    await waiting
+            if self.finished or self.parsed is None:
+                return
+            prompt = encoding.prompt
+            assert prompt is not None, "a stage tokenizes the prompt"
+            self._stats.num_prompt_tokens += len(prompt.ids)
+            self.parsed.reply.start(1, len(prompt.ids))
+            put = functools.partial(self.feed, 1)
+            id = self._driver.submit(encoding.request, prompt, put, owner=owner, follows=True)
+            self.hold(functools.partial(self._driver.cancel, id))
+        except Exception as error:  # one client's request must not stop the others
+            self.fail(serving_error(error))
+
     def _stop_others(self, id: str) -> None:
         """Stop the running requests of the same owner for which the client has set this id."""
         for task in [*self._admission.tasks] if id else ():
@@ -425,11 +457,24 @@ class RequestTask(Life):
             self.on(OUTPUT)
         if reply.finished:
             self._end("ok", delta.finish)
+        elif delta.finish is not None and self.parsed is not None and self.parsed.follow_up is not None:
+            self._begin_follow_up(self.parsed.follow_up)
         elif self._road.fast_path is None and (data if self.streams else not begun):
             self._open_fast_path(reply, delta.id)
         elif not data and begun:
             return
         self._driver.notify(self)
+
+    def _begin_follow_up(self, follow_up: Callable[[], Request | None]) -> None:
+        """Start the next request of the reply outside of this step of the driver."""
+        assert self.parsed is not None, "only a parsed request has a reply"
+        self.parsed = self.parsed._replace(follow_up=None)
+
+        def begin() -> None:
+            if not self.finished:
+                self.begin(self._follow_up(follow_up))
+
+        self._driver.soon(begin)
 
     def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
         """Process the end of a response after a thread has produced it, unless the client has disconnected."""

@@ -51,7 +51,7 @@ def render(request: Request) -> Prompt:
 def edited(parsed: ParsedRequest, rendering: Any = render) -> list[Any]:
     """The messages that the model reads."""
     (request,) = parsed.requests
-    prompt = rendering(request) if request.edit_prompt is None else request.edit_prompt(request, rendering)
+    prompt = rendering(request) if request.edit is None else request.edit(request, rendering)[1]
     messages: list[Any] = json.loads(prompt.text)
     return messages
 
@@ -98,7 +98,7 @@ def test_thoughts_are_cleared_but_the_last(edit: dict[str, Any], kept: list[bool
     [applied] = shown(parsed)["applied_edits"] or [None]
     if all(kept):
         assert applied is None
-        assert parsed.requests[0].edit_prompt is None, "nothing is counted"
+        assert parsed.requests[0].edit is None, "nothing is counted"
     else:
         words = kept.count(False) * _OF_THOUGHT
         assert applied == {"type": THINKING, "cleared_input_tokens": words, "cleared_thinking_turns": kept.count(False)}
@@ -157,7 +157,7 @@ def test_below_its_threshold_a_prompt_is_rendered_once() -> None:
     edited(parsed, rendering)
     assert rendered == [parsed.requests[0]]
     for nothing in (clearing(*calls("a", "b", "a"), trigger=tokens(1)), clearing(*calls("a"), trigger=uses(1))):
-        assert nothing.requests[0].edit_prompt is None
+        assert nothing.requests[0].edit is None
 
 
 def test_an_edited_prompt_is_that_of_a_client_which_clears() -> None:
@@ -232,10 +232,10 @@ def test_a_count_says_what_it_was_before_the_edits() -> None:
         edits = {"edits": [{"type": TOOL_USES, "trigger": tokens(trigger), "keep": uses(0)}]}
         parsed = parse(talk(*calls("a", "b"), context_management=edits), "anthropic_count")
         (request,) = parsed.requests
-        assert request.edit_prompt is not None
+        assert request.edit is not None
         assert parsed.take_prompt is not None
         original = len(render(request).ids)
-        parsed.take_prompt(request.edit_prompt(request, render))
+        parsed.take_prompt(request.edit(request, render)[1])
         count = json.loads(parsed.reply.feed(0, saying("")[-1]))
         assert count["context_management"] == {"original_input_tokens": original}
         assert count["input_tokens"] == original - cleared * 2 * WORDS

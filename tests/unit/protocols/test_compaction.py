@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from handler.core.errors import GenerationFailed
+from handler.core.text import Prompt
 from handler.core.values import Delta, Finish
+from handler.protocols.assistant.summary import BEFORE, PROMPT
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.registry import ROUTES
-from tests.unit.protocols.answers import failing, saying
+from tests.unit.protocols.answers import VOCABULARY, failing, saying
 
 INPUT = [{"role": "user", "content": "Hello"}, {"type": "compaction_trigger"}]
 EMPTY = "the model returned no summary of the conversation"
@@ -56,3 +59,63 @@ def test_the_length_of_a_summary_is_bounded(*, stream: bool) -> None:
     for given, expected in ((None, 8192), (100, 100)):
         [request] = parse(stream=stream, max_output_tokens=given).requests
         assert request.sampling.max_new_tokens == expected
+
+
+# -- a summary before the response -----------------------------------------------------------------------------------
+
+
+def above_threshold(**more: Any) -> ParsedRequest:
+    """A request whose prompt exceeds its threshold, as the engine gets it."""
+    management = [{"type": "compaction", "compact_threshold": 1}]
+    parsed = ROUTES["/v1/responses"].parse(
+        {"model": "model", "input": "Hello", "context_management": management, **more}, ServerContext("echo")
+    )
+    [request] = parsed.requests
+    assert request.edit is not None
+    asked, _ = request.edit(request, lambda _: Prompt("Hello", [1, 2, 3], VOCABULARY))
+    assert PROMPT in asked.messages[-1]["content"]
+    return parsed._replace(requests=(asked,))
+
+
+def test_an_empty_summary_is_an_error_and_no_response() -> None:
+    parsed = above_threshold()
+    with pytest.raises(GenerationFailed, match=EMPTY):
+        feed(parsed, saying(" \n"))
+    assert parsed.follow_up is not None
+    assert parsed.follow_up() is None
+
+
+def test_a_response_is_not_finished_by_its_summary() -> None:
+    for stream in (False, True):
+        parsed = above_threshold(stream=stream)
+        feed(parsed, saying("So far."))
+        assert not parsed.reply.finished
+        assert parsed.follow_up is not None
+        after = parsed.follow_up()
+        assert after is not None
+        assert [message["content"] for message in after.messages] == [f"Hello\n{BEFORE}So far."]
+        assert after.edit is None
+        parsed.reply.start(1, 7)
+        text = b"".join(parsed.reply.feed(1, delta) for delta in saying("Yes.")).decode()
+        assert parsed.reply.finished
+        last = json.loads(text.rpartition("data: ")[2] if stream else text)
+        response = last["response"] if stream else last
+        assert [item["type"] for item in response["output"]] == ["compaction", "message"]
+        assert (response["status"], response["usage"]["input_tokens"]) == ("completed", 5 + 7)
+
+
+def test_a_stream_whose_engine_fails_in_the_summary_has_none() -> None:
+    events = feed(above_threshold(stream=True), failing(2))
+    assert "response.output_item.done" not in events
+    assert '"output":[]' in events.rpartition("event: ")[2]
+
+
+def test_a_summary_calls_no_tools_and_has_no_format() -> None:
+    tools = [{"type": "function", "name": "clock", "parameters": {"type": "object"}}]
+    format = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
+    more: dict[str, Any] = {"tools": tools, "tool_choice": "required", "max_output_tokens": 3, "stop": ["x"]}
+    for shaped in (above_threshold(**more), above_threshold(text=format, structured_outputs=None)):
+        [asked] = shaped.requests
+        assert asked.sampling.structured_output is None
+        assert asked.sampling.stop == ()
+        assert asked.sampling.max_new_tokens > 1000

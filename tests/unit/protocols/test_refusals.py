@@ -51,6 +51,8 @@ def said(dialect: str, body: Any) -> str:
 def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, dialect: str) -> None:
     values = ("x_1", 7, {"type": "continue"}, [{"type": "compaction"}], True)
     for name, value in itertools.product(NAMES, values):
+        if name == "context_management" and route.startswith("openai_responses"):
+            continue  # it says what is to be done with the rest, which is here
         message = said(route, {**DESCRIPTIONS[dialect].example, name: value})
         assert name in message
         assert any(

@@ -1,0 +1,185 @@
+"""Summaries of conversations: the model writes one before it responds, if the prompt has become too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from handler.core.errors import GenerationFailed, PromptTooLong
+from handler.core.text import Prompt
+from handler.core.values import Delta, Finish, Request
+from handler.protocols.assistant.answer import ResponseForm
+from handler.protocols.assistant.events import Event
+
+PROMPT = (
+    "Summarize our conversation so far, so that you can continue the work from the summary alone. Keep: what the user "
+    "asked for, and each constraint; decisions and their reasons; facts, names, paths, commands, numbers and errors "
+    "that matter; what has been done, and with which result; what remains to be done, and the next step. Write only "
+    "the summary, as plain text. Do not call tools."
+)
+"""The last message of a request for a summary."""
+
+BEFORE = "Summary of the earlier conversation, which it replaces:\n\n"
+"""The beginning of the message that contains a summary."""
+
+_MAX_TOKENS = 8192
+"""The maximum number of tokens of a summary, unless the request limits its output."""
+
+_MIN_ROOM = 128
+"""The number of tokens that must remain in the context when a prompt has become too long. The summary takes half."""
+
+_UNSHAPED: Mapping[str, Any] = {
+    "structured_output": None, "min_new_tokens": 0, "stop": (), "stop_token_ids": (), "allowed_token_ids": (),
+    "ignore_eos": False, "n": 1, "best_of": 1,
+}  # fmt: skip
+"""Parameters of a response that must not shape a summary, by field of Sampling."""
+
+
+def of_bounded_length(request: Request) -> Request:
+    """Return a request for a summary whose length is limited, by the room in the model's context too."""
+    limit = min(request.sampling.max_new_tokens, _MAX_TOKENS)
+    return request._replace(sampling=request.sampling._replace(max_new_tokens=limit), fill_context=True)
+
+
+def unshaped(request: Request) -> Request:
+    """Return a request for a summary without the parameters that would shape the response."""
+    return request._replace(sampling=request.sampling._replace(**_UNSHAPED))
+
+
+def text_of(events: Iterable[Event]) -> str:
+    """Return the text of a summary without its reasoning and calls.
+
+    Raises:
+        GenerationFailed: there is no text.
+    """
+    text = "".join(event for event in events if isinstance(event, str)).strip()
+    if not text:
+        raise GenerationFailed("the model returned no summary of the conversation")
+    return text
+
+
+class SummaryReader:
+    """Reads the tokens of a summary.
+
+    Attributes:
+        num_tokens: the number of tokens so far.
+        num_cached_tokens: the number of tokens of the prompt that were cached.
+    """
+
+    def __init__(self, form: ResponseForm) -> None:
+        self._reader = form.reader()
+        self._events: list[Event] = []
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+
+    @property
+    def num_reasoning(self) -> int:
+        return 0 if self._reader is None else self._reader.num_reasoning
+
+    def feed(self, delta: Delta) -> None:
+        if delta.extras is not None:
+            self.num_cached_tokens += delta.extras.num_cached_tokens or 0
+        for token in delta.tokens:
+            self.num_tokens += token.id >= 0
+            self._events += [token.text] if self._reader is None else self._reader.feed(token)
+
+    def end(self, finish: Finish) -> str:
+        """Return the summary.
+
+        Raises:
+            GenerationFailed: the summary is empty.
+        """
+        if self._reader is not None:
+            self._events += self._reader.flush(finish)
+        return text_of(self._events)
+
+
+class Asking(NamedTuple):
+    """A request for a summary, and the settings for reading it."""
+
+    request: Request
+    form: ResponseForm
+
+
+class Summarizing:
+    """Has the conversation of one request summarized before the response, if its prompt exceeds a threshold.
+
+    Args:
+        threshold: the number of tokens that the prompt must exceed.
+        context_length: returns the maximum number of tokens in a prompt and its response, or None while it is unknown.
+        ask: returns the request for the summary.
+        go_on: returns the request with the summary in place of the conversation.
+
+    Attributes:
+        due: whether the engine writes a summary first. It is known once the prompt has been rendered.
+        summary: the summary, once it is written.
+    """
+
+    def __init__(
+        self,
+        threshold: int,
+        context_length: Callable[[], int | None],
+        ask: Callable[[], Asking],
+        go_on: Callable[[str], Request],
+    ) -> None:
+        self._threshold = threshold
+        self._context_length = context_length
+        self._ask = ask
+        self._go_on = go_on
+        self._request: Request | None = None
+        self._form = ResponseForm()
+        self.summary = ""
+
+    @property
+    def due(self) -> bool:
+        return self._request is not None
+
+    def edit(self, request: Request, render: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
+        """Return the request for a summary and its prompt, or those of the response if the threshold is not exceeded.
+
+        Raises:
+            PromptTooLong: the model's context has no room for a summary.
+        """
+        prompt = render(request)
+        if len(prompt.ids) <= self._threshold:
+            return request, prompt
+        other, self._form = self._ask()
+        first = _instead_of(request, other)
+        prompt = render(first)
+        limit = self._context_length()
+        if limit is not None:
+            room = limit - len(prompt.ids)
+            if room < _MIN_ROOM:
+                raise PromptTooLong(request.names.prompt, len(prompt.ids), limit - _MIN_ROOM, limit=limit)
+            num_tokens = min(first.sampling.max_new_tokens, room // 2)  # the rest is for the response
+            first = first._replace(sampling=first.sampling._replace(max_new_tokens=num_tokens))
+        self._request = request
+        return first, prompt
+
+    def reader(self) -> SummaryReader:
+        return SummaryReader(self._form)
+
+    def follow_up(self) -> Request | None:
+        """Return the request for the response after the summary, or None if there is no summary.
+
+        The response may be shorter than requested, because the client could not foresee the length of the summary.
+        """
+        if self._request is None or not self.summary:
+            return None
+        after = self._go_on(self.summary)
+        return self._request._replace(messages=after.messages, media=after.media, edit=None, fill_context=True)
+
+
+def _instead_of(request: Request, other: Request) -> Request:
+    """Return another request of the same client, with what the host has set in the first one."""
+    sampling = other.sampling._replace(logprobs=request.sampling.logprobs)
+    return other._replace(
+        sampling=sampling,
+        adapter=request.adapter,
+        priority=request.priority,
+        timeout=request.timeout,
+        background=request.background,
+        session=request.session,
+        id=request.id,
+        edit=None,
+    )
