@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from handler.http.sockets.transcription import Transcriber
 from tests.app.server import serve
 from tests.app.sockets.client import open_socket, receive, send, until
 from tests.servers import LiveServer
@@ -293,6 +295,31 @@ def test_vllms_client_is_answered_in_its_own_words(hearing_server: LiveServer) -
         assert receive(client)["code"] == "invalid_audio"
         send(client, {"type": "nothing"})
         assert receive(client)["code"] == "unknown_event"
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"),
+    [
+        ({"model": "model"}, 16_000),
+        ({"session": {"type": "transcription"}}, 24_000),
+        ({"session": {"type": "transcription", "audio": {"input": {"format": {"type": "audio/pcmu"}}}}}, 8_000),
+    ],
+    ids=["vLLM", "OpenAI", "telephone"],
+)
+def test_the_file_that_is_transcribed_states_the_rate(hearing_server: LiveServer, update: Any, rate: int) -> None:
+    files: list[bytes] = []
+    original = Transcriber.file
+
+    def file(transcriber: Transcriber, audio: bytes) -> bytes:
+        files.append(original(transcriber, audio))
+        return files[-1]
+
+    with mock.patch.object(Transcriber, "file", file), open_socket(hearing_server, PATH) as client:
+        send(client, {"type": "session.update", **update})
+        send(client, {"type": "input_audio_buffer.append", "audio": audio(1, rate)})
+        send(client, {"type": "input_audio_buffer.commit", **({"final": True} if "model" in update else {})})
+        until(client, "transcription.done", DELTA.replace("delta", "completed"), "error")
+    assert [int.from_bytes(data[24:28], "little") for data in files] == [rate]
 
 
 def test_a_connection_of_vllms_client_has_several_sessions(hearing_server: LiveServer) -> None:
