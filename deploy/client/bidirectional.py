@@ -84,7 +84,9 @@ class BidirectionalRuntime(Runtime):
         return self._with_retries(lambda: self._begin(request))
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        raise NotSent("bidirectional streams have no whole responses", "Use predict_stream or chat(stream=True).")
+        raise NotSent(
+            "bidirectional streams cannot return a whole response", "Use predict_stream or chat(stream=True)."
+        )
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         raise NotSent("bidirectional streams do not support asynchronous requests", "Use another Predictor.")
@@ -293,13 +295,13 @@ def check_request(request: Mapping[str, Any]) -> None:
     if unknown := request.keys() - {"Body", "ContentType", "TargetVariant"}:
         raise NotSent(
             f"{', '.join(sorted(unknown))}: not supported by bidirectional streams",
-            "SageMaker passes no headers on. Remove the option, or do not use bidirectional streams.",
+            "SageMaker does not forward headers. Remove the option, or do not use bidirectional streams.",
         )
     if request.get("ContentType", _JSON) != _JSON:
         raise NotSent(f"the body of a bidirectional stream must be {_JSON}, not {request['ContentType']}")
     if "text_input" in json_object(request["Body"]):
         raise NotSent(
-            "text_input: in Triton's schema, nothing ends a stream but the connection, which stays open here",
+            "text_input: Triton's streams end only with their connection, which stays open here",
             "Use inputs, prompt or messages, or do not use bidirectional streams.",
         )
 

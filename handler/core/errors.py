@@ -402,6 +402,13 @@ class Conflict(BadRequest):
     status = 409
 
 
+class ConversationLocked(Conflict):
+    """Another response in the same conversation is in progress. The message is OpenAI's."""
+
+    def __init__(self) -> None:
+        super().__init__("Another process is currently operating on this conversation. Please retry in a few seconds.")
+
+
 class NoRoom(BadRequest):
     status = 507
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.batch_routes import BatchRoutes
+from handler.http.conversation_routes import ConversationRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
@@ -121,6 +122,7 @@ class App:
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
             *ResponseRoutes(model).routes,
+            *ConversationRoutes(model).routes,
             *TritonRoutes(model).routes,
             *VllmRoutes(model).routes,
         ]

@@ -475,7 +475,7 @@ class AsgiExchange:
     is_paused = True  # everything is written with `send`
     has_body = False  # only the server knows
     num_unsent = 0  # the server counts unsent bytes itself
-    memo: dict[object, Any] | None = None  # the server tells no head from another
+    memo: dict[object, Any] | None = None  # the server does not pass on the bytes of a head
 
     def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
         self._receive = receive

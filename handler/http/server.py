@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -49,7 +49,7 @@ log = logging.getLogger("handler.server")
 # clients try again after a second.
 BACKLOG = 4096
 _ACCEPTS = 16  # maximum number of connections that are accepted in an iteration of the event loop
-_MAX_DRAINED = 100  # maximum number of WebSockets that are drained in an iteration of the event loop
+_MAX_DRAINED = 100  # maximum number of connections that are drained in an iteration of the event loop
 _DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
 _LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent,
 _MAX_LAST_REQUESTS = 20  # repeated at most this many times, as long as more requests are answered
@@ -142,19 +142,19 @@ class HttpServer(uvicorn.Server):
         else:
             self._deadline = time.monotonic() + _DRAIN
             self._app.drain()
-            self._drain([each for each in self.server_state.connections if isinstance(each, WebSocket)])
+            self._drain([*self.server_state.connections])
             busy = self._app.num_requests
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
             waiting = f"; responses to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
             log.info("%s: stopping%s", number.name, waiting if busy else "")
         self._wake()
 
-    def _drain(self, sockets: list[WebSocket]) -> None:
+    def _drain(self, connections: Sequence[object]) -> None:
         """Drain WebSockets, some in each iteration of the event loop, so that running responses go on meanwhile."""
-        now, later = sockets[:_MAX_DRAINED], sockets[_MAX_DRAINED:]
-        for each in now:
-            each.drain()
-        if later:
+        for connection in connections[:_MAX_DRAINED]:
+            if isinstance(connection, WebSocket):
+                connection.drain()
+        if later := connections[_MAX_DRAINED:]:
             asyncio.get_running_loop().call_soon(self._drain, later)
 
     def stop(self) -> None:

@@ -77,7 +77,18 @@ from handler.protocols.openai.batches import (
     no_file,
 )
 from handler.protocols.registry import ROUTES
-from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems, not_kept
+from handler.protocols.responses.api import (
+    Conversation,
+    ConversationItems,
+    DeletedConversation,
+    DeletedResponse,
+    OpenAiResponse,
+    ResponseItems,
+    no_conversation,
+    not_kept,
+)
+from handler.protocols.responses.conversations import MOST_ITEMS, deleted_conversation
+from handler.protocols.responses.request import INCLUDED
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (
@@ -427,7 +438,50 @@ _PAGE: ResponseItems = {
 }  # fmt: skip
 _NEEDS = "needs option.responses_store"
 
+_CONVERSATION: Conversation = {
+    "id": "conv_0", "object": "conversation", "created_at": _FIXED, "metadata": {"topic": "demo"},
+}  # fmt: skip
+_NO_CONVERSATION = _failure(OPENAI_ERRORS, OpenAiError, no_conversation("conv_0"))
+_CONVERSATION_ITEMS = {"items": [{"type": "message", "role": "user", "content": "Hello."}]}
+_ADDED_ITEMS = listing({"type": "object"}, maxItems=MOST_ITEMS)
+_METADATA = {"type": "object", "additionalProperties": TEXT}
+_STORED_ITEM = {**_ITEM, "status": "completed"}
+_OF_INCLUDE = {"include[]": listing({"enum": [*INCLUDED]})}
+
+
+def _of_conversations(summary: str, kind: Any, example: Any, **request: Any) -> Operation:
+    responses = {200: (_JSON, kind, example), 404: _NO_CONVERSATION}
+    return Operation("OpenAI", f"{summary}; {_NEEDS}", responses, **request)
+
+
 _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/conversations"): _of_conversations(
+        "Create a conversation", Conversation, _CONVERSATION,
+        body={**record({}, {"items": _ADDED_ITEMS, "metadata": _METADATA}),
+              "example": {**_CONVERSATION_ITEMS, "metadata": _CONVERSATION["metadata"]}},
+    ),
+    ("GET", "/v1/conversations/{conversation}"): _of_conversations("Show a conversation", Conversation, _CONVERSATION),
+    ("POST", "/v1/conversations/{conversation}"): _of_conversations(
+        "Replace the metadata of a conversation", Conversation, _CONVERSATION,
+        body={**record({"metadata": _METADATA}), "example": {"metadata": _CONVERSATION["metadata"]}},
+    ),
+    ("DELETE", "/v1/conversations/{conversation}"): _of_conversations(
+        "Delete a conversation with its items", DeletedConversation, deleted_conversation("conv_0")
+    ),
+    ("GET", "/v1/conversations/{conversation}/items"): _of_conversations(
+        "List the items of a conversation", ConversationItems, {**_PAGE, "data": [_STORED_ITEM]},
+        query={"limit": COUNT, "order": TEXT, "after": TEXT, **_OF_INCLUDE},
+    ),
+    ("POST", "/v1/conversations/{conversation}/items"): _of_conversations(
+        "Add items to a conversation", ConversationItems, {**_PAGE, "data": [_STORED_ITEM]},
+        query=_OF_INCLUDE, body={**record({"items": _ADDED_ITEMS}), "example": _CONVERSATION_ITEMS},
+    ),
+    ("GET", "/v1/conversations/{conversation}/items/{item}"): _of_conversations(
+        "Show an item of a conversation", dict[str, Any], _STORED_ITEM, query=_OF_INCLUDE
+    ),
+    ("DELETE", "/v1/conversations/{conversation}/items/{item}"): _of_conversations(
+        "Delete an item of a conversation", Conversation, _CONVERSATION
+    ),
     ("GET", "/v1/responses/{response}"): Operation(
         "OpenAI", f"Show a stored response; {_NEEDS}",
         {200: (_JSON, OpenAiResponse, {**_RESPONSE, "store": True}), 404: _NO_RESPONSE},

@@ -28,6 +28,7 @@ from handler.protocols.kernel.readers import merge_adapters
 from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
 from handler.serving.compression import check_encoding
+from handler.serving.conversations import ConversationTurn
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
 from handler.serving.head import ADAPTER_HEADERS, NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type, owner_of
@@ -274,12 +275,15 @@ class Preprocessor:
         if self.store is not None:
             self.store.close()
 
-    def parse(self, body: Decoded, head: Head, recalled: Recalled | None = None) -> ParsedRequest:
+    def parse(
+        self, body: Decoded, head: Head, recalled: Recalled | None = None, turn: ConversationTurn | None = None
+    ) -> ParsedRequest:
         """Parse a decoded body.
 
         Args:
             recalled: stored responses that the body refers to, or None if the request neither uses stored responses nor
                 stores its own response.
+            turn: turn of the request in its conversation, or None without a conversation.
 
         Raises:
             ServingError: the dialect refuses the body.
@@ -289,7 +293,7 @@ class Preprocessor:
             return answer_call(self._sessions, body.session_call, id, head.owner, self.dialect.errors)
         keeper = None
         if recalled is not None and self.store is not None:
-            keeper = OwnersKeeper(self.store, head.owner)
+            keeper = OwnersKeeper(self.store, head.owner, turn)
         model, formats = head.headers.get(PATH_MODEL, ""), self._may_format(head)
         request_context = RequestContext(head.adapter, model, keeper, recalled or NOTHING, formats, head.owner)
         call = self.dialect_of(head).parse(body.value, self.context, request_context)

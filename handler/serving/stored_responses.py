@@ -18,10 +18,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
+from handler.core.errors import ConfigError, Conflict, Overloaded, ServingError, Unavailable
 from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
-from handler.protocols.kernel.stored import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
+from handler.protocols.kernel.stored import (
+    CONVERSATION,
+    KeptAnswer,
+    KeptItem,
+    Kind,
+    Recalled,
+    State,
+    Wanted,
+    kept_items,
+)
+from handler.serving.conversations import TABLES as CONVERSATION_TABLES
+from handler.serving.conversations import Conversations, ConversationTurn
 from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")
@@ -48,14 +59,15 @@ CREATE TABLE items (
 );
 CREATE INDEX items_by_id ON items (id);
 """
-_ALWAYS = """
+_ALWAYS = f"""
 SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0;
 SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
+{CONVERSATION_TABLES}
 """
 """Statements to run each time the database is opened. The queries fail on the database of another program. The other
-statements update the indexes.
+statements update the indexes, and add the tables of conversations.
 """
 
 _CHAIN = """
@@ -68,15 +80,20 @@ WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
 ) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
 """
 _OVERHEAD = 1024  # approximate bytes of a response in the database besides its JSON
-_HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM answers"
-_TOO_MANY = f"""
-DELETE FROM answers WHERE id IN (
-    SELECT id FROM (
-        SELECT id, row_number() OVER latest AS number, sum(size + {_OVERHEAD}) OVER latest AS bytes FROM answers
-        WHERE owner = ? WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
-    ) WHERE number > ? OR bytes > ?
-)
+_STORED = "SELECT owner, size FROM answers UNION ALL SELECT owner, size FROM conversations"
+_HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM ({_STORED})"
+_OF_OWNER = """
+SELECT 0 AS is_conversation, rowid AS number, used, size FROM answers WHERE owner = :owner
+UNION ALL SELECT 1, number, used, size FROM conversations WHERE owner = :owner
 """
+_TOO_MANY = f"""
+SELECT is_conversation, number FROM (
+    SELECT is_conversation, number, row_number() OVER latest AS count, sum(size + {_OVERHEAD}) OVER latest AS bytes
+    FROM ({_OF_OWNER})
+    WINDOW latest AS (ORDER BY used DESC, is_conversation DESC, number DESC ROWS UNBOUNDED PRECEDING)
+) WHERE count > :most OR bytes > :room
+"""
+"""The least recently used responses and conversations of an owner that exceed the limits."""
 
 
 ItemPage = tuple[list[Any], bool]
@@ -87,9 +104,9 @@ class ResponseDatabase:
     """The database for the responses of all owners. Each owner can access only its own responses. All methods may
     block, and may raise sqlite3.Error.
 
-    If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
-    never deleted to make room. Continuing a response counts as a use of it and of all earlier responses in the
-    conversation.
+    If an owner has too many responses and conversations, its least recently used ones are deleted. Those of other
+    owners are never deleted to make room. Continuing a response counts as a use of it and of all earlier responses.
+    A response in a conversation and each change of a conversation count as a use of it.
 
     Args:
         directory: directory of the database file, or None for memory.
@@ -107,49 +124,116 @@ class ResponseDatabase:
         self.most_bytes = config.responses_max_bytes
         path = None if directory is None else directory / _FILE
         self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
+        self.conversations = Conversations(self._database, config.responses_expiration, clock, directory)
         self.may_be_full = False
         """Whether an owner may have no room for another response, according to the last query."""
         self._room("")
 
     def close(self) -> None:
+        self.conversations.close()
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
     def remove_expired(self) -> None:
-        """Delete expired responses."""
+        """Delete expired responses and conversations."""
+        queries = (f"SELECT 1 FROM {table} WHERE expires <= ? LIMIT 1" for table in ("answers", "conversations"))
         now = (self._clock(),)
-        if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
-            with self._writing() as database:
-                database.execute("DELETE FROM answers WHERE expires <= ?", now)
+        if any(self._database.execute(query, now).fetchone() for query in queries):
+            with self._writing():
+                self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        self._database.execute("DELETE FROM answers WHERE expires <= ?", (self._clock(),))
+        self.conversations.remove_expired()
 
     def wait_at_most(self, seconds: float) -> None:
         """Set the maximum number of seconds that later calls wait while another process writes."""
         self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
-    def keep(self, owner: str, answer: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int) -> None:
-        """Write a response. Delete the least recently used responses of the owner if there is not enough room.
+    def keep(
+        self,
+        owner: str,
+        answer: KeptAnswer,
+        head: bytes,
+        encoded_items: Sequence[KeptItem],
+        size: int,
+        turn: ConversationTurn | None = None,
+    ) -> bool:
+        """Write a response, and append its items to its conversation unless the conversation was deleted. Delete the
+        least recently used responses and conversations of the owner if there is not enough room.
 
         Args:
             head: the response without its items, as JSON.
             encoded_items: the items.
             size: total size of the head and the items, in bytes.
+            turn: turn in the conversation, or None if the response is not appended to one.
+
+        Returns:
+            Whether the response was stored.
 
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
+            InvalidPayload: the conversation has got items with the same ids meanwhile. Nothing has changed.
         """
+        with self._writing():
+            number = 0
+            if turn is not None and self.conversations.has(turn.number):
+                number = turn.number
+                self.conversations.append(number, encoded_items)
+            self._remove_expired()
+            if answer.stored:
+                self._insert(owner, answer, head, encoded_items, size)
+            if not self._make_room(owner):
+                return answer.stored
+            if number and not self.conversations.has(number):
+                raise self._full(size, "the conversation with the response")
+            is_kept = self._database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is not None
+            if answer.stored and not is_kept and turn is None:
+                raise self._full(size)
+            return is_kept
+
+    def _insert(
+        self, owner: str, answer: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int
+    ) -> None:
         now, first = self._clock(), len(answer.given)
         items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
-        previous, failed, expires = answer.previous, answer.failed, now + self._config.responses_expiration
-        values = (answer.id, owner, answer.kind, previous, failed, head, size, now, expires)
-        with self._writing() as database:
-            database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
-            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-            database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
-            number, held, room = self._room(owner)
-            if number > self._config.responses_max or held > room:
-                database.execute(_TOO_MANY, (owner, self._config.responses_max, room))
-                if database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is None:
-                    raise self._full(size)
+        expires = now + self._config.responses_expiration
+        values = (answer.id, owner, answer.kind, answer.previous, answer.failed, head, size, now, expires)
+        self._database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        self._database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
+
+    def _make_room(self, owner: str) -> bool:
+        """Delete what exceeds the limits of an owner, the least recently used first. Return whether there was any."""
+        number, held, room = self._room(owner)
+        if number <= self._config.responses_max and held <= room:
+            return False
+        limits = {"owner": owner, "most": self._config.responses_max, "room": room}
+        for is_conversation, row in self._database.execute(_TOO_MANY, limits).fetchall():
+            table, column = ("conversations", "number") if is_conversation else ("answers", "rowid")
+            self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (row,))
+        return True
+
+    def read_conversations(self, read: Callable[[Conversations], T]) -> T:
+        """Read conversations at one moment."""
+        with self._reading():
+            return read(self.conversations)
+
+    def change_conversation(self, owner: str, change: Callable[[Conversations], tuple[int, T]]) -> T:
+        """Change a conversation of an owner.
+
+        Args:
+            change: makes the change. It returns the number of the conversation, or 0 if the change needs no room, and
+                the result.
+
+        Raises:
+            Unavailable: there is no room for the conversation. Nothing has changed.
+        """
+        with self._writing():
+            self._remove_expired()
+            number, result = change(self.conversations)
+            if number and self._make_room(owner) and not self.conversations.has(number):
+                raise self._full(self.most_bytes, "the conversation")
+            return result
 
     def check_room(self, owner: str, size: int) -> None:
         """Raise Unavailable if there is no room for a response of this size."""
@@ -160,35 +244,58 @@ class ResponseDatabase:
             raise self._full(size)
 
     def _room(self, owner: str) -> tuple[int, float, float]:
-        """Return the number of responses of an owner, their total size, and the maximum size, both in bytes."""
+        """Return the number of responses and conversations of an owner, their total size, and the maximum size, both in
+        bytes.
+        """
         number, held = self._database.execute(f"{_HELD} WHERE owner = ?", (owner,)).fetchone()
         _, total = self._database.execute(_HELD).fetchone()
         self.may_be_full = total > self._config.responses_total_bytes - self.most_bytes
         return number, held, min(self.most_bytes, held + self._config.responses_total_bytes - total)
 
-    def _full(self, size: int) -> Unavailable:
+    def _full(self, size: int, subject: str = "the response") -> Unavailable:
         if size + _OVERHEAD > self.most_bytes:
             return Unavailable(
-                f"the response has {size} bytes, more than an API key may store (option.responses_max_bytes)"
+                f"{subject} has {size} bytes, more than an API key may store (option.responses_max_bytes)"
             )
         limit = f"all API keys together may store {self._config.responses_total_bytes} bytes of responses"
         reason = "and deleting the responses of this API key would not make enough room"
         return Unavailable(f"{limit}, {reason} (option.responses_total_bytes)")
 
-    def recall(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> Recalled:
+    def recall(
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None = None
+    ) -> Recalled:
         """Return the stored responses and items that a request refers to.
 
         Args:
             reserve: called with the size in bytes of stored JSON before it is decoded. It may raise an error.
+            turn: turn that the request takes in its conversation, or None if its response is not appended to it.
+
+        Raises:
+            NotKept: the owner has no such conversation.
+            ConversationLocked: another request has its turn in the conversation.
         """
         with self._writing():
             read = self._conversation(owner, references, reserve) if references.previous else _Read()
+            if references.conversation:
+                read = self._stored_conversation(owner, references, reserve, turn)
             if read.state == "found" and references.items:
                 read = self._with_items(read, owner, references, reserve)
         if read.state != "found":
             return Recalled(read.state)
         items = {id: load_json(item) for id, item in read.items.items()}
         return Recalled(head=load_json(read.head), history=[*map(load_json, read.history)], items=items, size=read.size)
+
+    def _stored_conversation(
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None
+    ) -> _Read:
+        stored = self.conversations.find(owner, references.conversation, "conversation")
+        if turn is not None:
+            turn.take(stored.number)
+            self.conversations.use(stored.number)
+        if stored.size > self._config.max_request_size:
+            return _Read("too_long")
+        reserve(stored.size)
+        return _Read(history=self.conversations.items(stored.number), size=stored.size)
 
     def _with_items(self, read: _Read, owner: str, references: Wanted, reserve: Callable[[int], object]) -> _Read:
         items, answers, size = dict[str, bytes](), list[str](), read.size
@@ -198,13 +305,15 @@ class ResponseDatabase:
                 "owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
             )
             row = self._database.execute(query, (id, owner, references.kind, self._clock())).fetchone()
+            if row is None and references.kind == "response":
+                row = self.conversations.latest_item(owner, id)
             if row is not None:
                 size += len(row[0])
                 if size > self._config.max_request_size:
                     return _Read("too_long")
                 reserve(len(row[0]))
                 items[id] = row[0]
-                answers.append(row[1])
+                answers += row[1:]
         self._use(answers)
         return read._replace(items=items, size=size)
 
@@ -216,7 +325,7 @@ class ResponseDatabase:
         if chain[-1][2]:
             return _Read("failed")
         if chain[0][1]:
-            return _Read("broken")
+            return _Read("in_conversation" if chain[0][1].startswith(CONVERSATION) else "broken")
         size = sum(row[3] for row in chain)
         if size > self._config.max_request_size:
             return _Read("too_long")
@@ -330,19 +439,46 @@ class ResponseStore:
         """
         return self._submit(owner, lambda: self._database.check_room(owner, size))
 
-    def recall(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> Future[Recalled]:
+    def recall(
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None = None
+    ) -> Future[Recalled]:
         """Return the stored responses and items that a request refers to.
 
         Args:
             reserve: called on the store thread with the number of bytes to be read next. Its errors are raised by the
                 future.
+            turn: turn that the request takes in its conversation, or None. The caller ends it by `end_turn`.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
         if self._begun(owner, references.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(owner, lambda: self._database.recall(owner, references, reserve))
+        return self._submit(owner, lambda: self._database.recall(owner, references, reserve, turn))
+
+    def new_turn(self) -> ConversationTurn:
+        """Return a turn for a request in a conversation, which `recall` takes."""
+        return ConversationTurn(self._database.conversations.locks)
+
+    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
+        """End a turn after all earlier calls of the owner: its response may still be being stored."""
+        self.write(owner, turn.end)
+
+    def read_conversations(self, owner: str, read: Callable[[Conversations], T]) -> Future[T]:
+        """Read conversations of an owner.
+
+        Raises:
+            Overloaded: too many calls are waiting.
+        """
+        return self._submit(owner, lambda: self._database.read_conversations(read))
+
+    def change_conversation(self, owner: str, change: Callable[[Conversations], tuple[int, T]]) -> Future[T]:
+        """Change a conversation of an owner, as `ResponseDatabase.change_conversation` does.
+
+        Raises:
+            Overloaded: too many calls are waiting.
+        """
+        return self._submit(owner, lambda: self._database.change_conversation(owner, change))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
@@ -376,20 +512,36 @@ class ResponseStore:
         """Remove a response in progress that is not stored, if it is registered."""
         self._in_progress.pop(id, None)
 
-    def keep(self, owner: str, answer: KeptAnswer) -> bool:
-        """Store a complete response, and return whether it was stored. This must be called within `write`."""
+    def keep(self, owner: str, answer: KeptAnswer, turn: ConversationTurn | None = None) -> bool:
+        """Store a finished response, and return whether it was stored. This must be called within `write`.
+
+        Args:
+            turn: turn in the conversation, to which the response is appended unless it failed. The turn ends. None
+                without a conversation.
+
+        Raises:
+            ServingError: the response could not be appended. Nothing has changed.
+        """
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
-            self._database.keep(owner, answer, head, items, len(head) + sum(len(item) for _, item in items))
-        except (sqlite3.Error, Unavailable) as error:  # for example a full disk
+            size = len(head) + sum(len(item) for _, item in items)
+            appending = None if answer.failed else turn
+            return self._database.keep(owner, answer, head, items, size, appending)
+        except (sqlite3.Error, ServingError) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
-            return False
-        except Exception:
+            failure: Exception = error
+        except Exception as error:
             log.exception("a bug in the server: a response could not be stored")
-            return False
+            failure = error
         finally:
             self.end(answer.id)
-        return True
+            if turn is not None:
+                turn.end()
+        if turn is None or answer.failed:
+            return False
+        if isinstance(failure, ServingError):
+            raise failure
+        raise Unavailable("the response could not be appended to its conversation", detail=str(failure)) from None
 
     def close(self) -> None:
         """Finish pending writes, within a time limit, and stop the thread. Further calls have no effect."""
@@ -467,11 +619,16 @@ class InProgress:
 
 
 class OwnersKeeper:
-    """A view of the store for one request, which stores the responses of the request's owner."""
+    """A view of the store for one request, which stores the responses of the request's owner.
 
-    def __init__(self, store: ResponseStore, owner: str) -> None:
+    Args:
+        turn: turn of the request in its conversation, or None without a conversation.
+    """
+
+    def __init__(self, store: ResponseStore, owner: str, turn: ConversationTurn | None = None) -> None:
         self._store = store
         self._owner = owner
+        self._turn = turn
         self._in_progress: dict[str, InProgress] = {}
         self._has_ended = False
 
@@ -481,7 +638,7 @@ class OwnersKeeper:
             self._store.end(id)
 
     def keep(self, answer: KeptAnswer) -> bool:
-        return self._store.keep(self._owner, answer)
+        return self._store.keep(self._owner, answer, self._turn)
 
     def end(self) -> None:
         """End the responses in progress, which are not stored any more, and those that begin later."""

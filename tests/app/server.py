@@ -68,8 +68,12 @@ class AppServer(LiveServer):
 
     def engine_pid(self) -> int:
         """The engine process, where it has one."""
-        (pid,) = _engines() - self._others
+        (pid,) = self.engine_pids()
         return pid
+
+    def engine_pids(self) -> set[int]:
+        """The engine processes that there are now, as while one is started in another's place."""
+        return _engines() - self._others
 
     def send_signal(self, number: signal.Signals) -> None:
         self._signals.receive(number)

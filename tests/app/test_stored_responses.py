@@ -241,7 +241,7 @@ def test_wrong_calls(server: LiveServer, method: str, path: str, status: int, wo
             400,
             "refers to 1001 stored items; the maximum is 1000",
         ),
-        ({"input": "a", "conversation": "c"}, 400, "conversation="),
+        ({"input": "a", "conversation": "c"}, 404, "Conversation with id 'c' not found."),
         ({"input": "a", "background": True}, 400, "background=true"),
     ],
 )

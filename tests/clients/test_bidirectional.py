@@ -287,7 +287,7 @@ attempt({{"inputs": "a", "parameters": {{"max_new_tokens": 2}}}})
     expected = (
         "ModelRefused: the model rejected the request (424): parameters.max_new_tokens=-1",
         "NotSent: InferenceId: not supported by bidirectional streams",
-        "NotSent: text_input: in Triton's schema, nothing ends a stream",
+        "NotSent: text_input: Triton's streams end only with their connection",
         "NotSent: the body of a bidirectional stream must be application/json, not text/plain",
         "NotSent: bidirectional streams need https, not http://localhost:1",
         "Unreachable: no connection",

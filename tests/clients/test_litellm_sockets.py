@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import trustme
@@ -23,17 +23,29 @@ def litellm_sockets() -> Driver:
     return python_client("litellm", "drive_litellm_sockets", "async")
 
 
+class Encrypted(NamedTuple):
+    """A server with TLS, and the authority that its clients must know."""
+
+    server: LiveServer
+    authority: str
+
+
 @pytest.fixture(scope="module")
-def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    certificate = tmp_path_factory.mktemp("certificate") / "both.pem"
-    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(certificate))
-    with serve("--engine", "echo", "--ssl-certfile", str(certificate)) as server:
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
+    folder, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "authority.pem"))
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    with serve("--engine", "echo", "--ssl-certfile", str(folder / "server.pem")) as server:
         server.wait_ready()
-        yield server
+        yield Encrypted(server, str(folder / "authority.pem"))
 
 
-def test_a_realtime_session_through_litellm(litellm_sockets: Driver, echo_server: LiveServer) -> None:
-    client = Client(litellm_sockets, echo_server, "realtime")
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_a_realtime_session_through_litellm(
+    litellm_sockets: Driver, echo_server: LiveServer, encrypted: Encrypted, tls: bool
+) -> None:
+    server, authority = encrypted if tls else (echo_server, None)
+    client = Client(litellm_sockets, server, "realtime", certificate=authority)
     assert client.opening[-1]["session"]["type"] == "realtime"
     settings = {"type": "realtime", "output_modalities": ["text"], "instructions": "Be brief.", "max_output_tokens": 6}
     events = client.call(("session.update", {"session": settings}), say(QUESTION), RESPOND, until=["response.done"])
@@ -44,9 +56,9 @@ def test_a_realtime_session_through_litellm(litellm_sockets: Driver, echo_server
     assert client.call(say("again"), RESPOND, until=["response.done"])[-1]["response"]["usage"]["output_tokens"] == 6
 
 
-def test_responses_through_litellm(litellm_sockets: Driver, encrypted: LiveServer) -> None:
+def test_responses_through_litellm(litellm_sockets: Driver, encrypted: Encrypted) -> None:
     """It puts its own ids in the place of the server's, and must find the server's again."""
-    client = Client(litellm_sockets, encrypted, "responses")
+    client = Client(litellm_sockets, encrypted.server, "responses", certificate=encrypted.authority)
     first = client.create(max_output_tokens=4)
     assert first["usage"]["output_tokens"] == 4
     second = client.create(input="more", previous_response_id=first["id"], max_output_tokens=4)

@@ -39,11 +39,15 @@ class Client:
 
     Args:
         resource: what it connects to, `responses` or `realtime`.
+        certificate: file with the authority of the server's certificate, if the client is to check it.
     """
 
-    def __init__(self, driver: Driver, server: LiveServer, resource: str, **query: str) -> None:
+    def __init__(
+        self, driver: Driver, server: LiveServer, resource: str, *, certificate: str | None = None, **query: str
+    ) -> None:
         self._driver, self._url = driver, server.url
-        self.opening = driver.generate(server.url, resource, query=query, until=_OPENINGS[resource])
+        more = {} if certificate is None else {"certificate": certificate}
+        self.opening = driver.generate(server.url, resource, query=query, until=_OPENINGS[resource], **more)
 
     def call(self, *calls: tuple[str, Any], until: Any = ENDS, times: int = 1) -> list[Any]:
         """The events up to the last one of those that end the calls."""

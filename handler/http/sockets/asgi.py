@@ -28,7 +28,7 @@ class AsgiHandshake:
         scope: scope of the WebSocket.
     """
 
-    memo: dict[object, Any] | None = None  # the server tells no head from another
+    memo: dict[object, Any] | None = None  # the server does not pass on the bytes of a head
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive

@@ -41,7 +41,7 @@ def shake_hands(scope: Scope, *, compresses: bool = False) -> Handshake:
     """
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     if "transfer-encoding" in headers or headers.get_all("content-length") not in ([], ["0"]):
-        refusal = Response(400, "Bad Request", Headers(), b"a request that opens a WebSocket must have no body")
+        refusal = Response(400, "Bad Request", Headers(), b"a request that opens a WebSocket must not have a body")
         return Handshake(refusal, [])
     target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
     extensions = [_COMPRESSION] if compresses else None

@@ -27,11 +27,11 @@ class InvalidLane(InvalidParameter):
     """A message has an invalid name of a lane."""
 
     def __init__(self) -> None:
-        super().__init__("stream_id: must have 1 to 256 characters of A-Z, a-z, 0-9, '_', '.' and '-'")
+        super().__init__("stream_id: must consist of 1 to 256 of the characters A-Z, a-z, 0-9, '_', '.' and '-'")
 
 
 class LaneWork(NamedTuple):
-    """Work that a message has asked for.
+    """Work that a message requests.
 
     Attributes:
         do: does the work.

@@ -137,14 +137,18 @@ class RealtimeReader:
     def _transcribe(self, new: Mapping[str, Any], size: int) -> None:
         """Change the settings of a transcription session."""
         if self._conversation.items and self._transcription is None:
-            raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
+            raise EventError(
+                "session.type: cannot change, because the session has a conversation", "invalid_value", "session.type"
+            )
         earlier = self._transcription or Transcriber()
         check_model(self._session, new.get("model"), "session.model")
         settings = audio_settings(new, earlier)
         check_model(self._session, settings.fields.get("model"), "session.audio.input.transcription.model")
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
-            raise EventError(f"{at}: the buffer has audio of another format; commit or clear it", "invalid_value", at)
+            raise EventError(
+                f"{at}: the buffer contains audio in another format; commit or clear it first", "invalid_value", at
+            )
         self._memory.set(size)
         self._transcription = settings
 
@@ -172,7 +176,7 @@ class RealtimeReader:
 
     async def _respond(self, event: Mapping[str, Any], size: int) -> None:
         if self._transcription is not None:
-            raise EventError("a transcription session has no responses", "not_supported", "type")
+            raise EventError("responses cannot be created in a transcription session", "not_supported", "type")
         fields = object_in(event, "response") if event.get("response") is not None else {}
         target = fields.get("conversation", "auto")
         if target not in ("auto", "none"):
@@ -195,7 +199,7 @@ class RealtimeReader:
         size = sum(len(item.input) for item in items)
         limit = self._session.model.config.max_request_size
         if size > limit:
-            raise EventError(f"the items have {size} bytes together; at most {limit} are allowed", "input_too_long")
+            raise EventError(f"the items have {size} bytes in total; at most {limit} are allowed", "input_too_long")
         settings = {**self._settings, **read_settings(fields, "response.")}
         metadata = None if fields.get("metadata") is None else decoded_as_json(fields["metadata"])
         return self._new_turn(settings, metadata, joins=joins), _request_body(settings, items, metadata)

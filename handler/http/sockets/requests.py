@@ -40,7 +40,7 @@ class SocketMemory:
         share = Share(self._quota)
         limit = self._quota.most // 2
         if size + sum(share.size for share in self._shares) > max(limit, size):
-            raise Overloaded("the messages and items of this connection together need too much memory")
+            raise Overloaded("the messages and items on this connection need too much memory in total")
         share.take(size)
         self._shares.add(share)
         return share

@@ -78,8 +78,10 @@ class ResponsesReader:
 
     async def _create(self, name: str, event: dict[str, Any], size: int) -> None:
         """Create a response, which continues a response of this connection if there is one."""
-        previous = event.get(_PREVIOUS)
-        parent = self._find(previous)
+        previous, in_conversation = event.get(_PREVIOUS), event.get("conversation") is not None
+        if in_conversation and not _generates(event):
+            return EventSender(self._session.socket, name).error(refusal_event(_not_warmed_up()))
+        parent = None if in_conversation else self._find(previous)
         if parent is None and isinstance(previous, str) and not self._session.model.config.stores_responses:
             return self._refuse_previous(name, previous)
         history = b"" if parent is None else self._newest[parent].items
@@ -90,6 +92,8 @@ class ResponsesReader:
             await self._session.respond(_PATH, body, stream)
         else:
             await self._warm_up(name, body, event.get("max_output_tokens"), stream)
+        if in_conversation:
+            return  # the conversation has the items
         if stream.response is not None and stream.response["status"] != "failed":
             self._keep(name, stream.response, items)
         elif parent == name:
@@ -183,7 +187,7 @@ class _Stream(PlainEventSender):
 
 
 class _Whole(EventSender):
-    """A response that is used instead of being sent. Errors are sent.
+    """Keeps a response instead of sending it. Errors are sent.
 
     Attributes:
         response: the response, or None if it is an error.
@@ -201,6 +205,10 @@ def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:
     message = "the model cannot be steered while it generates a response"
     error = {"type": "invalid_request_error", "code": "steering_not_supported", "message": message}
     return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}
+
+
+def _not_warmed_up() -> InvalidParameter:
+    return InvalidParameter("generate=false: is not supported with conversation, to which each response is appended")
 
 
 def _generates(event: Mapping[str, Any]) -> bool:

@@ -83,7 +83,7 @@ class Sockets:
             ServingError: the WebSocket is refused.
         """
         if not self._config.websockets_max:
-            raise UpgradeRequired("this server has no WebSockets (option.websockets_max=0)")
+            raise UpgradeRequired("WebSockets are turned off on this server (option.websockets_max=0)")
         if self.num_open >= self._config.websockets_max:
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
         limits = SocketLimits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)

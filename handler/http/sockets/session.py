@@ -116,7 +116,9 @@ class SocketSession:
         num_waiting = len(self._messages) + self._lanes.num_waiting
         try:
             if num_waiting >= _MAX_WAITING:
-                raise Overloaded(f"{num_waiting} messages of this connection are waiting; send more after responses")
+                raise Overloaded(
+                    f"{num_waiting} messages on this connection are waiting; wait for responses before you send more"
+                )
             memory = self.hold(len(message))
         except ServingError as error:
             return refuse(self.socket, error)

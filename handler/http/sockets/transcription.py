@@ -117,7 +117,7 @@ def audio_settings(session: Mapping[str, Any], earlier: Transcriber) -> Transcri
     for name in ("turn_detection", "noise_reduction"):
         if settings.get(name) is not None:
             at = f"session.audio.input.{name}"
-            raise EventError(f"{at}: must be null; the client commits its audio", "not_supported", at)
+            raise EventError(f"{at}: must be null, because the client must commit the audio", "not_supported", at)
     kind, rate = _format(settings.get("format"), earlier)
     fields = settings.get("transcription")
     return Transcriber(kind, rate, earlier.fields if fields is None else _fields(fields))
@@ -181,10 +181,12 @@ class AudioBuffer:
         if not audio:
             raise EventError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
         if len(audio) % settings.sample_size:
-            raise EventError(f"audio: each sample has {settings.sample_size} bytes", "invalid_audio_format", "audio")
+            raise EventError(
+                f"audio: must contain whole samples of {settings.sample_size} bytes", "invalid_audio_format", "audio"
+            )
         if len(self._audio) + len(audio) > MAX_SECONDS * settings.rate * settings.sample_size:
             raise EventError(
-                f"the buffer has at most {MAX_SECONDS:g} s of audio; commit it", "buffer_overflow", "audio"
+                f"the buffer can hold {MAX_SECONDS:g} s of audio; commit it first", "buffer_overflow", "audio"
             )
         self._memory.take(len(audio))
         self._audio += audio

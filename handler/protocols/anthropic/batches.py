@@ -24,7 +24,7 @@ ENDPOINT = "/v1/messages"
 BATCHES = "/v1/messages/batches"
 
 _MAX_ID = 512  # maximum number of characters of a custom_id
-_MAX_SKELETON = 1 << 20  # maximum bytes of the body besides its requests
+_MAX_SKELETON = 1 << 20  # maximum bytes of the body apart from its requests
 
 
 class MessageBatchCounts(TypedDict):
@@ -136,7 +136,7 @@ class RequestSplitter:
         self._hold(data[start : len(data) - len(self._rest)])
 
     def end(self) -> dict[str, Any]:
-        """Return the members of the body besides its requests.
+        """Return the members of the body apart from its requests.
 
         Raises:
             InvalidPayload: the body is not a JSON object with a list of requests.
@@ -176,7 +176,7 @@ class RequestSplitter:
         if not self._is_request:
             self._skeleton += data
             if len(self._skeleton) > _MAX_SKELETON:
-                raise InvalidPayload(f"the body has more than {_MAX_SKELETON} bytes besides its requests")
+                raise InvalidPayload(f"apart from its requests, the body has more than {_MAX_SKELETON} bytes")
             return
         self._request += data
         if len(self._request) > self._limit:
@@ -256,7 +256,7 @@ def new_message_batch(input: str, rest: Mapping[str, Any], context: ServerContex
 
     Args:
         input: id of the file with the lines.
-        rest: members of the body besides its requests.
+        rest: members of the body apart from its requests.
     """
     ignored = report_unknown([*rest], rest, context)
     return NewBatch(input, ENDPOINT, "24h", DAY, LIFETIME, None, ignored)

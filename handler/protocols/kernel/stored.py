@@ -12,6 +12,9 @@ from handler.core.framing import dumps
 Kind = Literal["response", "thread"]
 """The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API."""
 
+CONVERSATION = "conv_"
+"""The prefix of ids of conversations, which ids of responses do not have."""
+
 
 class Wanted(NamedTuple):
     """The stored responses that a body refers to.
@@ -20,15 +23,19 @@ class Wanted(NamedTuple):
         keeps: whether the response to the body should be stored.
         previous: the id of the response that the body continues, or "" if it continues none.
         items: the ids of individual stored items that the body refers to.
+        conversation: the id of the conversation to which the body belongs, or "".
+        appends: whether the response is appended to the conversation.
     """
 
     kind: Kind
     keeps: bool
     previous: str = ""
     items: Sequence[str] = ()
+    conversation: str = ""
+    appends: bool = False
 
 
-State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long"]
+State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long", "in_conversation"]
 
 
 class Recalled(NamedTuple):
@@ -36,7 +43,7 @@ class Recalled(NamedTuple):
 
     Attributes:
         state: the state of the response that the body continues. "broken" means that an earlier response of the
-            conversation is no longer stored.
+            conversation is no longer stored, and "in_conversation" that a stored conversation contains the response.
         head: the fields that were stored with the first response of the conversation.
         history: the items of all earlier responses: the input of a response, then its output.
         items: the stored items that the body refers to, by id.
@@ -94,6 +101,7 @@ class KeptAnswer(NamedTuple):
         head: the fields of the response other than its items.
         given: the items of the request.
         output: the items of the response.
+        stored: whether to store the response itself, or only to append its items to its conversation.
     """
 
     id: str
@@ -103,6 +111,7 @@ class KeptAnswer(NamedTuple):
     head: Mapping[str, Any]
     given: Sequence[KeptItem]
     output: Sequence[Mapping[str, Any]]
+    stored: bool = True
 
 
 class Keeper(Protocol):
@@ -112,7 +121,14 @@ class Keeper(Protocol):
         """Record that a response is in progress until it is stored or its request ends."""
 
     def keep(self, response: KeptAnswer) -> bool:
-        """Store a finished response, and return whether it was stored. This call blocks."""
+        """Store a finished response, and append it to its conversation unless it failed. This call blocks.
+
+        Returns:
+            Whether the response was stored.
+
+        Raises:
+            ServingError: the response could not be appended to its conversation. Nothing has changed.
+        """
 
     def end(self) -> None:
         """Record that the request has ended, and with it its response in progress."""
@@ -122,19 +138,26 @@ class Keeping:
     """Stores the response that a reply writes.
 
     Args:
-        previous: the id of the response that this response continues, or "" if it continues none.
+        previous: the id of the response that this response continues, or of its conversation, or "" if it continues
+            none.
         items: the items of the request.
+        stores: whether the response itself is stored, or only its items in its conversation.
     """
 
-    def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
+    def __init__(
+        self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem], *, stores: bool = True
+    ) -> None:
         self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
+        self._stores = stores
 
     def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that the response is in progress."""
-        self._keeper.begin(id, response)
+        if self._stores:
+            self._keeper.begin(id, response)
 
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
-        """Store the finished response, and return whether it was stored. This call blocks."""
-        return self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
+        """Store the finished response, as `Keeper.keep` does, and return whether it was stored."""
+        answer = KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output, self._stores)
+        return self._keeper.keep(answer)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from handler.core.errors import (
+    ConversationLocked,
     InvalidParameter,
     InvalidPayload,
     ModelNotFound,
@@ -494,6 +495,8 @@ class OpenAiErrors(ErrorFormat):
         elif isinstance(error, NotKept):
             param = error.param or None
             code = "previous_response_not_found" if param == "previous_response_id" else None
+        elif isinstance(error, ConversationLocked):
+            code = "conversation_locked"
         elif isinstance(error, Unauthorized):
             code, message = "invalid_api_key", f"Incorrect API key provided, or none: {message}"
         elif number == 429:

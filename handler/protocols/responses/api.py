@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from handler.core.errors import NotKept
+from handler.core.errors import InvalidPayload, NotKept
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.schema import Count, NotRequired
 from handler.protocols.openai.api import Listing
@@ -108,10 +108,17 @@ class ResponseText(TypedDict):
     format: dict[str, Any]
 
 
+class ConversationName(TypedDict):
+    """The conversation of a response."""
+
+    id: str
+
+
 class ResponseHead(TypedDict):
     """The fields of the request that a response repeats."""
 
     background: Literal[False]
+    conversation: NotRequired[ConversationName]
     frequency_penalty: float
     instructions: str | None
     max_output_tokens: Count | None
@@ -312,3 +319,45 @@ def check_retrieval(query: Mapping[str, str]) -> None:
 
 def deleted(id: str) -> DeletedResponse:
     return {"id": id, "object": "response", "deleted": True}
+
+
+# -- conversations -----------------------------------------------------------------------------------------------------
+
+
+class Conversation(TypedDict):
+    id: str
+    object: Literal["conversation"]
+    created_at: Count
+    metadata: dict[str, str]
+
+
+class DeletedConversation(TypedDict):
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: Literal[True]
+
+
+class ConversationItems(Listing):
+    """A page of the items of a conversation."""
+
+    data: list[dict[str, Any]]
+
+
+def no_conversation(id: str, param: str = "") -> NotKept:
+    """Return the error for a conversation that is not stored for the client.
+
+    Args:
+        param: request field with the id, or "" if the id is in the path.
+    """
+    return NotKept(f"Conversation with id '{id[:128]}' not found.", param)
+
+
+def no_conversation_item(id: str, item_id: str) -> NotKept:
+    return NotKept(f"Item with id '{item_id[:128]}' not found in conversation '{id[:128]}'.")
+
+
+def duplicate_item(id: str) -> InvalidPayload:
+    """Return the error for an item whose id another item of the conversation has."""
+    return InvalidPayload(
+        f"Duplicate item found with id {id[:128]}. Remove duplicate items from your input and try again."
+    )

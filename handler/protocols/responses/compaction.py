@@ -148,7 +148,7 @@ class CompactionStream(ResponseStream):
         done = self._encode([self._items.summarized(item)])
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response([item], Finish.EOS, usage=counts)
-        return done + self._encode([self._told(self._settings.store(response))])
+        return done + self._stored(response)
 
 
 class CompactionDocument(ResponseDocument):

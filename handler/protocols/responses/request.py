@@ -8,8 +8,10 @@ Sources: "Responses" in OpenAI's API reference, and the types in its Python pack
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
@@ -57,11 +59,13 @@ from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
 from handler.protocols.responses import recorded
 from handler.protocols.responses.api import (
     CompactedResponse,
+    ConversationName,
     OpenAiResponse,
     OpenAiResponseEvent,
     ResponseHead,
     ResponseStart,
     ResponseTokens,
+    duplicate_item,
 )
 from handler.protocols.responses.compaction import (
     COMPACTION,
@@ -108,7 +112,7 @@ def _text(value: Any) -> StructuredOutput | None:
 
 
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = (
+INCLUDED = (
     "reasoning.encrypted_content", "message.input_image.image_url", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -116,10 +120,10 @@ _INCLUDED = (
 """The known values of `include`. They have no effect, because responses always include all available data."""
 
 
-@accepts(type="array", items={"enum": [*_INCLUDED]})
+@accepts(type="array", items={"enum": [*INCLUDED]})
 def _include(value: Any) -> None:
-    if not isinstance(value, list) or any(name not in _INCLUDED for name in value if name != _LOGPROBS):
-        raise ValueError(f"must be a list of {', '.join(_INCLUDED)}")
+    if not isinstance(value, list) or any(name not in INCLUDED for name in value if name != _LOGPROBS):
+        raise ValueError(f"must be a list of {', '.join(INCLUDED)}")
     if _LOGPROBS in value:
         raise ValueError(f"{_LOGPROBS!r} is not supported: use logprobs on /v1/chat/completions")
 
@@ -213,13 +217,12 @@ INPUT: Mapping[str, Shape] = {
 """The schemas of the fields that `InputReader` reads."""
 
 
-_STORED = "previous_response_id"
-"""The beginning of the paths of stored items."""
-
-
 def full_name(namespace: Any, name: str) -> str:
     """Return the name of a tool in the prompt, which includes its namespace, if any."""
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
+
+
+NO_CALLS: Mapping[str, str] = MappingProxyType({})
 
 
 class InputReader(TurnsReader):
@@ -229,16 +232,21 @@ class InputReader(TurnsReader):
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
+
+    Args:
+        calls: the types of calls that come before the items, by their ids, the latest last.
     """
 
-    def __init__(self, context: ServerContext, request_context: RequestContext) -> None:
+    def __init__(
+        self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = NO_CALLS
+    ) -> None:
         super().__init__(context)
         self._request_context = request_context
         self._parts = PartReader(context, "input[].content[]", self.unknown)
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
         self.compacts = False
-        self._calls: dict[str, str] = {}  # the types of calls by their ids, the latest last
+        self._calls = {**calls}
 
     def read(self, body: Mapping[str, Any]) -> None:
         """Read `instructions`, the items of previous responses, and `input`.
@@ -256,11 +264,13 @@ class InputReader(TurnsReader):
             input = [_user_message(input)]
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
-        history = self._request_context.recalled.history
-        stored = [(f"{_STORED}: item {index}", item) for index, item in enumerate(history) if item["type"] != TRIGGER]
+        field = "previous_response_id" if body.get("conversation") is None else "conversation"
+        stored = [
+            (f"{field}: item {index}", item) for index, item in enumerate(self.history) if item["type"] != TRIGGER
+        ]
         sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
         for at, item in after_compaction([*stored, *sent]):
-            is_call = at.startswith(_STORED) and item["type"] in ("function_call", "custom_tool_call")
+            is_call = at.startswith(field) and item["type"] in ("function_call", "custom_tool_call")
             if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
                 self._item(item, at)
         self._add_shown()
@@ -286,7 +296,7 @@ class InputReader(TurnsReader):
         return item
 
     def _item(self, item: Any, at: str) -> None:
-        kind = _type_of(item)
+        kind = type_of(item)
         if not isinstance(kind, str):
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
         if kind == "item_reference":
@@ -318,10 +328,15 @@ class InputReader(TurnsReader):
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
+    @property
+    def history(self) -> Sequence[Any]:
+        """The stored items before those of `input`."""
+        return self._request_context.recalled.history
+
     def user_messages(self) -> list[Any]:
         """Return the items of the conversation that are messages of users."""
-        items = [*self._request_context.recalled.history, *self.items]
-        return [item for item in items if _type_of(item) == "message" and item["role"] == "user"]
+        items = [*self.history, *self.items]
+        return [item for item in items if type_of(item) == "message" and item["role"] == "user"]
 
     def _compact(self) -> None:
         """Ask for a summary of the conversation.
@@ -408,7 +423,7 @@ def _user_message(text: str) -> dict[str, Any]:
 
 def referenced(item: Any) -> str | None:
     """Return the id in an item reference, or None if the item is not a reference."""
-    return item["id"] if _type_of(item) == "item_reference" and isinstance(item.get("id"), str) else None
+    return item["id"] if type_of(item) == "item_reference" and isinstance(item.get("id"), str) else None
 
 
 def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -426,7 +441,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     return stored if item.get("status") else {**stored, "status": "completed"}
 
 
-def _type_of(item: Any) -> Any:
+def type_of(item: Any) -> Any:
     """Return the type of an item. Without `type`, items that have only an id are references, and others messages."""
     if not isinstance(item, dict):
         return None
@@ -630,8 +645,10 @@ def _name(tool: Mapping[str, Any]) -> str:
 # -- stored responses: `store`, `previous_response_id` and references to items -----------------------------------------
 
 
-STORED_FIELDS = ("store", "previous_response_id")
+STORED_FIELDS = ("store", "previous_response_id", "conversation")
 """The fields that are supported only if responses are stored."""
+
+_ITEM_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 MAX_REFERENCES = 1000
 """The maximum number of item references in a request."""
@@ -648,17 +665,28 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """
     if not isinstance(body, dict):
         return None
-    previous, input = body.get("previous_response_id"), body.get("input")
+    previous, input, conversation = body.get("previous_response_id"), body.get("input"), conversation_in(body)
     items = dict.fromkeys(filter(None, map(referenced, input))) if isinstance(input, list) else {}
     if len(items) > MAX_REFERENCES:
         raise InvalidPayload(f"'input' refers to {len(items)} stored items; the maximum is {MAX_REFERENCES}")
+    keeps = keeps and (body.get("store") is not False or bool(conversation))
+    if previous is not None and conversation:
+        previous = conversation = ""  # `read_store` refuses this
     return Wanted(
-        "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
-    )
+        "response", keeps, previous if isinstance(previous, str) else "", [*items], conversation,
+        appends=keeps and bool(conversation),
+    )  # fmt: skip
+
+
+def conversation_in(body: Mapping[str, Any]) -> str:
+    """Return the id of the conversation in a body, or "" if there is none, or if `read_store` refuses it."""
+    value = body.get("conversation")
+    id = value["id"] if isinstance(value, dict) and value.keys() == {"id"} else value
+    return id if isinstance(id, str) else ""
 
 
 def read_store(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> bool:
-    """Read `store` and `previous_response_id`. Return whether the response should be stored.
+    """Read `store`, `previous_response_id` and `conversation`. Return whether the response should be stored.
 
     Raises:
         InvalidParameter, NotKept: a field is invalid, or the stored responses are missing, unusable or too large.
@@ -669,7 +697,10 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
+    _check_conversation(body)
     state = request_context.recalled.state
+    if state == "in_conversation":
+        raise previous.refused("this response is part of a conversation; continue it by 'conversation'")
     if state == "missing":
         raise NotKept(
             f"{previous}: no such response is stored: it expired, was deleted, or was never stored", STORED_FIELDS[1]
@@ -681,18 +712,61 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     if state == "failed":
         raise previous.refused("this response failed; continue from the response before it")
     if state == "too_long":
-        field = previous if previous.value else "input"
+        conversation = NamedValue("conversation", conversation_in(body))
+        field = previous if previous.value else conversation if conversation.value else "input"
         raise too_long(field, "the referenced stored items", context.config.max_request_size)
     return store is not False
 
 
-def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Keeping:
-    """Return the object that stores a response.
+def _check_conversation(body: Mapping[str, Any]) -> None:
+    """Check `conversation`.
+
+    Raises:
+        InvalidParameter: it is not the id of a conversation, or cannot be combined with another field.
+    """
+    conversation = NamedValue("conversation", body.get("conversation"))
+    if conversation.value is None:
+        return
+    if not conversation_in(body):
+        raise conversation.refused("must be the id of a conversation, or an object with its 'id'")
+    if body.get("previous_response_id") is not None:
+        raise conversation.refused("cannot be combined with previous_response_id; omit one of them")
+
+
+def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any], *, stores: bool) -> Keeping:
+    """Return the object that stores a response, or appends it to its conversation.
 
     Args:
         items: the input items of the request.
+        stores: whether the response itself is stored.
     """
-    return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
+    conversation = head.get("conversation")
+    if conversation is None:
+        return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
+    given = with_ids(item for item in items if type_of(item) != TRIGGER)
+    return Keeping(keeper, "response", conversation["id"], kept_items(given), stores=stores)
+
+
+def check_ids(items: Iterable[Any], place: str, taken: Iterable[Any] = ()) -> None:
+    """Check the ids of items that are appended to a conversation.
+
+    Args:
+        place: name of the field with the items.
+        taken: the items that are in the conversation.
+
+    Raises:
+        InvalidPayload: an id is invalid, or two items have the same id.
+    """
+    ids = {item["id"] for item in taken}
+    for index, item in enumerate(items):
+        id = item.get("id")
+        if id is None or id == "":
+            continue
+        if not isinstance(id, str) or not _ITEM_ID.fullmatch(id):
+            raise InvalidPayload(f"{place}[{index}].id={show(id)}: must have 1 to 64 letters, digits, '_', '-', '.'")
+        if id in ids:
+            raise duplicate_item(id)
+        ids.add(id)
 
 
 # -- the dialect -------------------------------------------------------------------------------------------------------
@@ -738,7 +812,8 @@ def _body(context: ServerContext) -> Shape:
     shape = _WITHOUT_STORE(context)
     if not context.config.stores_responses:
         return shape
-    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT)}
+    conversation = nullable({"anyOf": [TEXT, record({"id": TEXT}, additionalProperties=False)]})
+    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT), "conversation": conversation}
     reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}
     return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
 
@@ -763,8 +838,14 @@ class OpenAiResponses(OpenAiDialect):
         streams=(SSE.content_type,),
     )
 
+    @property
+    def appends(self) -> bool:
+        """Whether a response is appended to its conversation."""
+        return self.computes
+
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(self._relax()(body), keeps=self.computes)
+        wanted = read_wanted(self._relax()(body), keeps=self.computes)
+        return wanted if wanted is None or self.appends else wanted._replace(appends=False)
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         for name, name_here in _RENAMED.items():
@@ -778,7 +859,9 @@ class OpenAiResponses(OpenAiDialect):
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps)
-            keeping = make_keeping(keeper, head, reader.items) if keeper and keeps else None
+            if keeper and conversation_in(body):
+                head["conversation"] = ConversationName(id=conversation_in(body))
+            keeping = self._keeping(body, head, reader, keeper, stores=keeps)
             if _UNHEEDED in chat.ignored:
                 head["tools"] = [without_strict(tool) for tool in head["tools"]]
                 ignored += ["tools[].format"] if tools.formats else []
@@ -826,6 +909,17 @@ class OpenAiResponses(OpenAiDialect):
             return chat
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_responses_words(error.message)) from None
+
+    def _keeping(
+        self, body: Mapping[str, Any], head: ResponseHead, reader: InputReader, keeper: Keeper | None, *, stores: bool
+    ) -> Keeping | None:
+        """Return the object that stores the response or appends it to its conversation, or None."""
+        appends = self.appends and "conversation" in head
+        if keeper is None or not (stores or appends):
+            return None
+        if appends:
+            check_ids(reader.items, "input", reader.history)
+        return make_keeping(keeper, head, reader.items, stores=stores)
 
     def _summarizing(
         self,
@@ -941,11 +1035,15 @@ class ResponsesCompaction(OpenAiResponses):
         response=CompactedResponse,
     )
 
+    @property
+    def appends(self) -> bool:
+        return False
+
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         if body.get("stream"):
             raise InvalidParameter("stream: is not supported: the response is one document; omit stream")
         input = body.get("input")
-        if input is None and body.get("previous_response_id") is not None:
+        if input is None and any(body.get(name) is not None for name in STORED_FIELDS[1:]):
             input = []
         items = [_user_message(input)] if isinstance(input, str) and input else input
         if isinstance(items, list):

@@ -335,7 +335,11 @@ class ResponseSettings(NamedTuple):
         }
 
     def store(self, response: OpenAiResponse) -> OpenAiResponse:
-        """Store a finished response if requested. Return the response, with `store` false if it could not be stored."""
+        """Store a finished response if requested. Return the response, with `store` false if it could not be stored.
+
+        Raises:
+            ServingError: the response could not be appended to its conversation.
+        """
         if self.keeping is None:
             return response
         head = {name: value for name, value in response.items() if name != "output"}
@@ -424,7 +428,15 @@ class ResponseStream(BlockStream):
         remainder += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
-        return remainder + self._encode([self._told(self._settings.store(response))])
+        return remainder + self._stored(response)
+
+    def _stored(self, response: OpenAiResponse) -> bytes:
+        """Store a finished response, and return its last event."""
+        try:
+            response = self._settings.store(response)
+        except ServingError as error:
+            return self._broken_off(error)
+        return self._encode([self._told(response)])
 
 
 class ResponseDocument(WholeReply):

@@ -7,6 +7,7 @@ A `RequestTask` takes these holdings:
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
                   the id of a stored response in progress    `RequestTask._accept`
+                  the turn in a conversation                 `Recall` (stages.py)
                   the memory of media                        `MediaLoading` (stages.py)
                   the turn at the gate                       `Gating` (stages.py)
                   the sequences in the engine and the sink   `RequestTask.run`

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from handler.plugins.handle import Result
     from handler.protocols.kernel.dialect import ParsedRequest
     from handler.protocols.kernel.stored import Recalled
+    from handler.serving.conversations import ConversationTurn
     from handler.serving.head import Head
     from handler.serving.quota import Share
     from handler.serving.request.life import Life
@@ -70,19 +71,23 @@ class Intake:
         memory: share of the memory quota for the body, its decoded value and the stored responses that it refers to.
         decoded: the decoded body, or None until it is decoded.
         size: memory of the decoded body and of the stored responses, in bytes.
+        hold: function that registers a callback for the end of the request (see `Life.hold`).
         recalled: stored responses that the body refers to, or None if it neither uses nor stores responses.
+        turn: turn of the request in its conversation, or None without a conversation.
         parsed: the parsed request, or None until the body is parsed.
     """
 
-    __slots__ = ("body", "decoded", "head", "memory", "parsed", "recalled", "size")
+    __slots__ = ("body", "decoded", "head", "hold", "memory", "parsed", "recalled", "size", "turn")
 
-    def __init__(self, head: Head, body: bytes, memory: Share) -> None:
+    def __init__(self, head: Head, body: bytes, memory: Share, hold: Callable[[Callable[[], object]], None]) -> None:
         self.head = head
         self.body = body
         self.memory = memory
+        self.hold = hold
         self.decoded: Decoded | None = None
         self.size = 0
         self.recalled: Recalled | None = None
+        self.turn: ConversationTurn | None = None
         self.parsed: ParsedRequest | None = None
 
     @property

@@ -112,7 +112,9 @@ class Decoding:
 
 
 class Recall:
-    """Loads the stored responses that a body refers to, and checks that there is room to store its own response."""
+    """Loads the stored responses that a body refers to, and checks that there is room to store its own response. The
+    request takes its turn in its conversation, if it has one.
+    """
 
     def __init__(self, admission: Admission, store: ResponseStore) -> None:
         self._admission = admission
@@ -140,10 +142,18 @@ class Recall:
         if references.keeps and store.may_be_full:
             await self._admission.on_loop(store.check_room(owner, size))
         intake.recalled = NOTHING
-        if references.previous or references.items:
+        if references.previous or references.items or references.conversation:
             take = functools.partial(_take_body, memory)
-            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take))
+            if references.appends:
+                intake.turn = turn = store.new_turn()
+                intake.hold(functools.partial(store.end_turn, owner, turn))
+            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, intake.turn))
             intake.size += intake.recalled.size
+            if references.appends and size + intake.recalled.size > store.most_bytes:
+                raise InvalidPayload(
+                    f"the conversation and the request have {size + intake.recalled.size} bytes; at most "
+                    f"{store.most_bytes} are stored (option.responses_max_bytes)"
+                )
 
 
 def _take_body(memory: Share, num_bytes: int) -> None:
@@ -166,7 +176,7 @@ class Parsing:
 
     def _parse(self, intake: Intake) -> None:
         assert intake.decoded is not None, "the body has been decoded"
-        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled)
+        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.turn)
 
 
 class MediaLoading:

@@ -258,7 +258,7 @@ class RequestTask(Life):
             self._capture.start(body)
         if self.finished:
             return
-        intake = Intake(self._head, body, self.memory)
+        intake = Intake(self._head, body, self.memory, self.hold)
         del body  # the intake drops it as soon as it is decompressed
         try:
             plan, head = self._admission.plan, self._head

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.app.server import serve
+from tests.app.test_engine_failures import ISOLATED
 from tests.servers import LiveServer, dechunked, http, post_bytes, raw, wait_for
 
 GENERATE = "/v2/models/model/generate"
@@ -196,14 +197,20 @@ def test_another_model_is_not_found(echo_server: LiveServer, end: str) -> None:
     assert (found.status_code, found.json()["error"].startswith("Request for unknown model")) == (404, True)
 
 
-@pytest.mark.model
-def test_a_server_that_is_not_ready_says_so_and_lives(demo_model: Any) -> None:
-    with serve(str(demo_model)) as server:
-        os.kill(server.engine_pid(), signal.SIGKILL)
+def test_a_server_that_is_not_ready_says_so_and_lives() -> None:
+    with serve("--engine", "echo", *ISOLATED) as server:
+        killed = server.engine_pid()
+        os.kill(killed, signal.SIGKILL)
+        wait_for(
+            lambda: len(found := server.engine_pids()) == 1 and found != {killed}, 10, "no other engine is started"
+        )
+        (loading,) = server.engine_pids()
+        os.kill(loading, signal.SIGSTOP)  # an echo engine is ready in half a second
         wait_for(lambda: http.get(server.url + "/v2/health/ready").status_code == 503, 10, "it is ready")
         assert http.get(server.url + "/v2/health/live").status_code == 200
         assert http.get(server.url + "/v2/models/model/ready").status_code == 503
         assert http.post(server.url + "/v2/repository/index").json()[0]["state"] == "UNAVAILABLE"
+        os.kill(loading, signal.SIGCONT)
         server.wait_ready()
         assert http.get(server.url + "/v2/models/model/ready").status_code == 200
 

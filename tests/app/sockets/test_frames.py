@@ -78,6 +78,13 @@ def test_fragments_together_have_the_limit_of_a_message(echo_server: LiveServer)
 
 def test_a_message_has_a_limited_number_of_fragments(echo_server: LiveServer) -> None:
     with wire(echo_server) as client:
+        client.frame(TEXT, BODY, first=FIRST)
+        client.socket.sendall(b"\x00\x80\x00\x00\x00\x00" * 1022 + b"\x80\x80\x00\x00\x00\x00")
+        assert client.read()[0] == 0x81
+        client.frame(TEXT, BODY, first=FIRST)
+        client.socket.sendall(b"\x00\x80\x00\x00\x00\x00" * 1023 + b"\x80\x80\x00\x00\x00\x00")
+        assert client.close_code() == 1008
+    with wire(echo_server) as client:
         client.frame(TEXT, b"", first=FIRST)
         client.socket.sendall(b"\x00\x80\x00\x00\x00\x00" * 2000)
         assert client.close_code() == 1008

@@ -280,6 +280,25 @@ def test_a_stored_response_is_continued_by_another_connection() -> None:
             assert (lost["status"], lost["error"]["code"]) == (400, "previous_response_not_found")
 
 
+def test_a_conversation_over_sockets() -> None:
+    """The server stores its items, so the connection does not, and a warm-up would be appended to it."""
+    with serve("--engine", "echo", "-o", "option.responses_store=memory") as server:
+        id = httpx.post(f"{server.url}/v1/conversations").json()["id"]
+        with open_socket(server, "/v1/responses") as client:
+            first = create(client, input="red", conversation=id)["response"]
+            assert first["conversation"] == {"id": id}
+            assert "red" in text_of(create(client, input="green", conversation={"id": id}))
+            refused = create(client, input="blue", previous_response_id=first["id"])
+            assert (refused["status"], refused["error"]["param"]) == (400, "previous_response_id")
+            refused = create(client, input="blue", conversation=id, previous_response_id=first["id"])
+            assert (refused["status"], refused["error"]["param"]) == (400, "conversation")
+            refused = create(client, input="blue", conversation=id, generate=False)
+            assert "generate=false: is not supported with conversation" in refused["error"]["message"]
+            assert create(client, input="blue", conversation="conv_0")["status"] == 404
+        found = httpx.get(f"{server.url}/v1/conversations/{id}/items").json()
+        assert [item["role"] for item in found["data"]] == ["assistant", "user", "assistant", "user"]
+
+
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 

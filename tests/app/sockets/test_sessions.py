@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 from collections import defaultdict
 from dataclasses import replace
@@ -29,6 +30,9 @@ from tests.services import echo_service
 from tests.unit.http.connection import Connection, connected, tcp_pair
 
 NUM_CLIENTS = 3
+COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+WORD = re.compile(r"c\d+r\d+")
 SECONDS = 60.0
 
 
@@ -37,15 +41,18 @@ class Client:
 
     Args:
         number: number of the client, which its words contain.
+        path: path of its WebSocket.
     """
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: Connection, number: int, path: str) -> None:
         self._connection = connection
+        self._path = path
         self._number = number
         self._num_sent = 0
         self.asked: dict[str, list[str]] = defaultdict(list)  # by lane, the words of its requests
         self.events: list[Any] = []
         self.close_code = 0  # of the server
+        self.num_expiries = 0
         self.is_closed = False
         self._rest = b""  # of a request that has been sent in part
 
@@ -73,7 +80,11 @@ class Client:
         self._num_sent += 1
         self.asked[lane].append(word)
         lanes = {"stream_id": lane} if lane else {}
-        return json.dumps({"prompt": f"{word} " * size, "max_tokens": size, "stream": streams, **lanes}).encode()
+        prompt = f"{word} " * size
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": size, "stream": streams}
+        if self._path == RESPONSES:
+            body = {"type": "response.create", "input": prompt, "max_output_tokens": size, "store": False}
+        return json.dumps({**body, **lanes}).encode()
 
     def close(self, how: str) -> None:
         if self.is_closed:
@@ -99,10 +110,16 @@ class Client:
                     size = int.from_bytes(await self._connection.reader.readexactly(2), "big")
                 data = await self._connection.reader.readexactly(size)
                 if first == 0x81:
-                    self.events.append(json.loads(data))
+                    self._note(json.loads(data))
                 elif first == 0x88:
                     self.close_code = int.from_bytes(data[:2], "big")
                     self._write(frame(8, data[:2]))
+
+    def _note(self, event: Any) -> None:
+        if (event.get("error") or {}).get("code") == "websocket_connection_limit_reached":
+            self.num_expiries += 1
+        else:
+            self.events.append(event)
 
     def check(self, *, fails: bool) -> None:
         """Check that each event belongs to a request of its lane, in order.
@@ -110,33 +127,45 @@ class Client:
         Args:
             fails: whether requests may fail.
         """
+        assert self.num_expiries <= 1
         texts: dict[str, str] = defaultdict(str)
         for event in self.events:
-            if "error" in event:
+            if "error" in event or event.get("type") == "response.failed":
                 assert fails, event
                 assert event.get("status", 503) in (424, 429, 500, 503), event
                 continue
-            texts[event.get("stream_id", "")] += "".join(choice["text"] for choice in event["choices"])
+            texts[event.get("stream_id", "")] += text_of(event)
         for lane, text in texts.items():
-            words = [word for number, word in enumerate(text.split()) if word not in text.split()[:number]]
+            words = [*dict.fromkeys(WORD.findall(text))]
+            assert all(word.startswith(f"c{self._number}r") for word in words)
             asked = iter(self.asked[lane])
             assert all(word in asked for word in words), (lane, words, self.asked)
 
 
 def is_last(event: Any) -> bool:
     """Return whether an event ends its response."""
-    return "error" in event or event["choices"][0]["finish_reason"] is not None
+    if "choices" not in event:
+        return event.get("type") in ENDS or "error" in event
+    return event["choices"][0]["finish_reason"] is not None
+
+
+def text_of(event: Any) -> str:
+    if event.get("type") == "response.output_text.delta":
+        return str(event["delta"])
+    return "".join(choice["text"] for choice in event.get("choices", ()))
 
 
 class Play:
     """Some clients of one server.
 
     Args:
+        path: path of the WebSockets.
         seconds: maximum lifetime of a connection.
     """
 
-    def __init__(self, model: ServedModel, seconds: int) -> None:
+    def __init__(self, model: ServedModel, path: str, seconds: int) -> None:
         self._model = model
+        self._path = path
         self.sockets = Sockets(replace(model.config, websockets_seconds=seconds))
         self._app = App(model, sockets=self.sockets)
         self._clients: list[tuple[Connection, Client]] = []
@@ -146,9 +175,9 @@ class Play:
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
         for number in range(NUM_CLIENTS):
             connection = await stack.enter_async_context(connected(self._app, tcp_pair()))
-            connection.receive(offer("/v1/completions"))
+            connection.receive(offer(self._path))
             await connection.read_until(b"\r\n\r\n")
-            self._clients.append((connection, Client(connection, number)))
+            self._clients.append((connection, Client(connection, number, self._path)))
 
     def step(self, index: int, kind: str, *values: Any) -> None:
         connection, client = self._clients[index]
@@ -205,8 +234,8 @@ class Play:
             assert client.close_code == 1001
 
 
-async def play(model: ServedModel, steps: list[tuple[Any, ...]], seconds: int) -> None:
-    scene = Play(model, seconds)
+async def play(model: ServedModel, path: str, steps: list[tuple[Any, ...]], seconds: int) -> None:
+    scene = Play(model, path, seconds)
     sockets = scene.sockets
     before = {*asyncio.all_tasks()}
     async with contextlib.AsyncExitStack() as stack:
@@ -238,9 +267,14 @@ LIFE = st.sampled_from([3600] * 4 + [0])
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[hypothesis.Phase.generate]
 )
-@hypothesis.given(steps=st.lists(STEPS, min_size=15, max_size=40), seconds=LIFE, last=st.sampled_from([0.0, 60.0]))
+@hypothesis.given(
+    path=st.sampled_from([COMPLETIONS, RESPONSES]),
+    steps=st.lists(STEPS, min_size=15, max_size=40),
+    seconds=LIFE,
+    last=st.sampled_from([0.0, 60.0]),
+)
 def test_sessions_in_any_order_hold_nothing_at_their_end(
-    steps: list[tuple[Any, ...]], seconds: int, last: float
+    path: str, steps: list[tuple[Any, ...]], seconds: int, last: float
 ) -> None:
     kills = any(kind == "kill" for _, kind, *_ in steps)
 
@@ -248,7 +282,7 @@ def test_sessions_in_any_order_hold_nothing_at_their_end(
         model = await echo_service(f"option.engine_isolation={'process' if kills else 'thread'}")
         try:
             with mock.patch.object(base, "LAST_SECONDS", last), mock.patch.object(supervisor, "_BACKOFF", 0.01):
-                await play(model, steps, seconds)
+                await play(model, path, steps, seconds)
         finally:
             model.close()
 

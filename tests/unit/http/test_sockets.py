@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+import pytest
 
 from handler.http.sockets.asgi import AsgiHandshake
 from handler.http.sockets.base import SocketLimits
@@ -132,3 +135,48 @@ def test_a_request_that_has_ended_no_longer_shares_the_buffer() -> None:
 
     asyncio.run(tell())
     assert shared == [1, 1]
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+FAILED = {"message": "Internal Server Error", "type": "error", "status": 500, "stream_id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fails", "expected"),
+    [
+        ([], True, [FAILED]),
+        ([], False, [FAILED]),  # it has forgotten its response
+        ([START], True, [FAILED]),
+        (
+            [START, {"type": "http.response.body", "body": b'data: {"x":1}\n\ndata: {"x"', "more_body": True}],
+            True,
+            [{"stream_id": "a", "x": 1}, FAILED],
+        ),
+        ([START, {"type": "http.response.body", "body": b'data: {"x":1}\n\n'}], True, [{"stream_id": "a", "x": 1}]),
+    ],
+    ids=["at once", "no response", "after the head", "within an event", "after the end"],
+)
+def test_an_application_that_fails_is_an_event_of_its_lane(
+    messages: list[Any], fails: bool, expected: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+        if fails:
+            raise ValueError("broken")
+
+    client = Client()
+
+    async def tell() -> None:
+        socket = await AsgiHandshake({}, client.messages.get, client.send).accept(SocketLimits(100, 60.0))
+        socket.serve(client, QUOTA)
+        requests = SocketRequests(app, {"request_id": "id", "headers": [], "headers_by_name": {}}, socket)
+        await requests.respond("/x", b"", EventSender(socket, "a"), "application/json")
+        while socket.num_unsent:
+            await asyncio.sleep(0)
+        socket.abort()
+
+    asyncio.run(tell())
+    events = [json.loads(message["text"]) for message in client.received if message["type"] == "websocket.send"]
+    assert events == expected
+    assert ("broken" in caplog.text) == fails

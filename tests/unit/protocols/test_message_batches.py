@@ -77,7 +77,7 @@ def test_what_surrounds_the_requests_is_bounded() -> None:
     splitter = RequestSplitter(1 << 20, 10)
     for _ in range(32):
         list(splitter.feed(b" " * (1 << 15)))
-    with pytest.raises(InvalidPayload, match="besides its requests"):
+    with pytest.raises(InvalidPayload, match="apart from its requests"):
         list(splitter.feed(b" " * (1 << 15)))
     assert splitter.size <= (1 << 20) + (1 << 15)
 

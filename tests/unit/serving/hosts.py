@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from handler.core.errors import FormatterFailed, GenerationFailed
+from handler.core.errors import ConversationLocked, FormatterFailed, GenerationFailed
 from handler.core.loop import settle, start_now
 from handler.core.media import MediaSource, Medium
 from handler.engines.base import Step
@@ -20,7 +20,8 @@ from handler.engines.process.supervisor import LoopHooks
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Inference
 from handler.protocols.kernel.dialect import Dialect
-from handler.protocols.kernel.stored import KeptAnswer
+from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted
+from handler.serving.conversations import ConversationTurn
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.model import ServedModel
 from handler.serving.request.life import CLOSED
@@ -149,6 +150,7 @@ class Store:
 
     Attributes:
         in_progress: ids of the responses in progress.
+        locked: numbers of the conversations in which a request has its turn.
     """
 
     most_bytes = 1 << 20
@@ -157,6 +159,33 @@ class Store:
     def __init__(self, submit: Callable[..., Future[Any]]) -> None:
         self._submit = submit
         self.in_progress = set[str]()
+        self.locked = set[int]()
+
+    # The locks of conversations.
+
+    def take(self, number: int) -> None:
+        if number in self.locked:
+            raise ConversationLocked
+        self.locked.add(number)
+
+    def release(self, number: int) -> None:
+        self.locked.remove(number)
+
+    def new_turn(self) -> ConversationTurn:
+        locks: Any = self
+        return ConversationTurn(locks)
+
+    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
+        turn.end()
+
+    def recall(
+        self, owner: str, wanted: Wanted, reserve: Callable[[int], object], turn: ConversationTurn
+    ) -> Future[Recalled]:
+        def recall() -> Recalled:
+            turn.take(int(wanted.conversation.removeprefix("conv_")))
+            return Recalled()
+
+        return self._submit(recall, 1.0)
 
     def check_calls(self, owner: str) -> None: ...
 
@@ -170,8 +199,10 @@ class Store:
         self.in_progress.add(id)
         return object()
 
-    def keep(self, owner: str, response: KeptAnswer) -> bool:
+    def keep(self, owner: str, response: KeptAnswer, turn: ConversationTurn | None) -> bool:
         self.end(response.id)
+        if turn is not None:
+            turn.end()
         return True
 
     def end(self, id: str) -> None:

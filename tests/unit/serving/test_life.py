@@ -74,6 +74,8 @@ CHAT = "/v1/chat/completions"
 INVOCATIONS = "/invocations"
 INFER = "/v2/models/{model}/infer"
 RESPONSES = "/v1/responses"
+TALKS = [f"{RESPONSES} conv_{number}" for number in (1, 2)]
+"""Responses in conversations."""
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 OPTIONS = (
     "option.llm_engine=echo", "option.rolling_batch=disable", "batch_size=2", "max_batch_delay=100", "job_queue_size=5",
@@ -81,7 +83,7 @@ OPTIONS = (
 )  # fmt: skip
 AnyHost = Host | WebHost | JavaHost
 KINDS = st.sampled_from(["stepped", "http", "grpc", "java"])
-DRAWN_ROUTES = st.sampled_from([CHAT, CHAT, INVOCATIONS, RESPONSES, INFER])
+DRAWN_ROUTES = st.sampled_from([CHAT, CHAT, INVOCATIONS, RESPONSES, *TALKS, INFER])
 
 
 def body_of(route: str, text: str, *, streams: bool, media: bool) -> Any:
@@ -162,7 +164,9 @@ class Requests(RuleBasedStateMachine):
         streams, is_long, media, patience = (bool(flags >> bit & 1) for bit in range(4))
         streams = streams and route != INFER
         self.formats = self.formats or route == INVOCATIONS
+        route, _, conversation = route.partition(" ")
         body = body_of(route, f"a b {LONG if is_long else ''}", streams=streams, media=media)
+        body |= {"conversation": conversation} if conversation else {}
         data, dialect = dumps(body) if valid else b"{", ROUTES.get(route)
 
         def opened() -> AnyHost:
@@ -324,6 +328,10 @@ class Requests(RuleBasedStateMachine):
     def a_response_in_progress_is_of_a_request_that_has_not_ended(self) -> None:
         assert len(self.store.in_progress) <= sum(not task.finished for task in self.open_tasks())
 
+    @invariant()
+    def a_conversation_is_locked_by_a_request_that_has_not_ended(self) -> None:
+        assert len(self.store.locked) <= sum(not task.finished for task in self.open_tasks())
+
     @precondition(lambda self: len(self.hosts) > 3)
     @rule()
     def finish_unread(self) -> None:
@@ -357,6 +365,7 @@ class Requests(RuleBasedStateMachine):
         num_tokens = sum(record.num_tokens for record in self.records)
         assert num_tokens == self.num_tokens or (self.formats and num_tokens < self.num_tokens)
         assert not self.store.in_progress
+        assert not self.store.locked
         num_formatted = self.num_formatted
         self.settle()
         while self.threads.hung:

@@ -3,8 +3,8 @@
 The prompt names the resource to connect to (`responses` or `realtime`, with the query string in `query`). Without it,
 the connection of the call before is used.
 
-Options: `calls` (pairs of an event's type and its fields), `until` (types of events, or `close`), and `times` (how many
-of them end the call).
+Options: `calls` (pairs of an event's type and its fields), `until` (types of events, or `close`), `times` (how many of
+them end the call), and `certificate` (a file with the authority of the server's certificate).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import litellm
 from common import main
 from litellm.litellm_core_utils.litellm_logging import Logging
+from litellm.llms.custom_httpx import http_handler
 
 litellm.telemetry = False
-litellm.ssl_verify = False  # of Responses; the certificate is one of a test
 litellm.suppress_debug_info = True  # it goes to stdout, which is the driver's
 _CALLS = {"responses": litellm._aresponses_websocket, "realtime": litellm._arealtime}
 
@@ -65,6 +65,8 @@ class Proxy:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
+        litellm.ssl_verify = options.get("certificate", True)
+        http_handler._shared_realtime_ssl_context = None  # made for the certificate of an earlier connection
         self._downstream = Downstream()
         logging = Logging(
             model="model",

@@ -1,0 +1,163 @@
+"""OpenAI's conversations: the bodies of their routes, and what is stored of them.
+
+Sources: OpenAI's API reference, "Conversations"; the types of its Python client, 3.57.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.protocols.kernel.body import report_unknown
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.readers import NamedValue, metadata
+from handler.protocols.kernel.stored import CONVERSATION, KeptItem, kept_items
+from handler.protocols.responses import recorded
+from handler.protocols.responses.api import Conversation, DeletedConversation
+from handler.protocols.responses.compaction import TRIGGER
+from handler.protocols.responses.request import INCLUDED, InputReader, check_ids, type_of, with_ids
+from handler.protocols.responses.response import secret_id
+
+MOST_ITEMS = 20
+"""The maximum number of items that a call adds to a conversation."""
+
+_OUTPUTS = ("function_call_output", "custom_tool_call_output", *recorded.OUTPUTS)
+
+
+class NewItems(NamedTuple):
+    """Items that a body adds to a conversation.
+
+    Attributes:
+        items: the items as they are stored.
+        ignored: names in the body that have no effect.
+    """
+
+    items: Sequence[dict[str, Any]]
+    ignored: Sequence[str]
+
+    def kept(self) -> list[KeptItem]:
+        """Encode the items.
+
+        Raises:
+            InvalidPayload: an item cannot be encoded.
+        """
+        return kept_items(self.items)
+
+
+class _ItemsReader(InputReader):
+    """Checks items for a conversation."""
+
+    def check(self, items: Sequence[Any]) -> None:
+        """Check items as those of a request's input.
+
+        Raises:
+            InvalidPayload: an item is invalid. The message names its place.
+        """
+        for index, item in enumerate(items):
+            at, kind = f"items[{index}]", type_of(item)
+            if kind == "item_reference":
+                raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
+            if kind == TRIGGER:
+                raise InvalidPayload(f"{at}: '{TRIGGER}' is not supported in a conversation: send it in a response")
+            self._item(item, at)
+
+
+def read_body(body: Any, *names: str) -> Mapping[str, Any]:
+    """Return a body.
+
+    Raises:
+        InvalidPayload: the body is not an object.
+    """
+    if not isinstance(body, dict):
+        raise InvalidPayload(f"the body must be a JSON object with {' and '.join(repr(name) for name in names)}")
+    return body
+
+
+def has_outputs(body: Any) -> bool:
+    """Return whether a body adds outputs, whose calls may be in the conversation."""
+    items = body.get("items") if isinstance(body, dict) else None
+    return isinstance(items, list) and any(type_of(item) in _OUTPUTS for item in items)
+
+
+def calls_in(items: Sequence[Any]) -> dict[str, str]:
+    """Return the types of the calls among the items of a conversation, by the ids of the calls."""
+    calls = {}
+    for item in items:
+        if item["type"] in ("function_call", "custom_tool_call"):
+            calls[item["call_id"]] = item["type"]
+        elif item["type"] in recorded.CALLS and (id := recorded.read_call(item).id):
+            calls[id] = item["type"]
+    return calls
+
+
+def read_items(
+    body: Mapping[str, Any], context: ServerContext, owner: str, calls: Mapping[str, str], *, required: bool = True
+) -> NewItems:
+    """Read `items`.
+
+    Args:
+        owner: owner of the API key in the request.
+        calls: the types of the calls in the conversation by their ids.
+        required: whether the body must contain items.
+
+    Raises:
+        InvalidParameter, InvalidPayload: an item is invalid. The message names its place.
+    """
+    items = body.get("items")
+    if items is None and not required:
+        items = []
+    if not isinstance(items, list):
+        raise InvalidPayload("'items' must be a list of items")
+    if len(items) > MOST_ITEMS:
+        raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MOST_ITEMS}")
+    reader = _ItemsReader(context, RequestContext(owner=owner), calls)
+    try:
+        reader.check(items)
+    except (InvalidParameter, InvalidPayload) as error:
+        raise type(error)(_in_words(error.message)) from None
+    check_ids(items, "items")
+    names = [name for name in body if name not in ("items", "metadata")]
+    ignored = report_unknown([*names, *map(_in_words, reader.unknown)], body, context)
+    return NewItems(with_ids(items), ignored)
+
+
+def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
+    """Read `metadata`.
+
+    Raises:
+        InvalidParameter: it has too many pairs, or a pair is too long.
+    """
+    value = body.get("metadata")
+    if value is not None:
+        NamedValue("metadata", value).read(metadata)
+    return value or {}
+
+
+def check_include(values: Sequence[str]) -> None:
+    """Check the values of `include` in a query, which have no effect.
+
+    Raises:
+        InvalidParameter: a value is unknown.
+    """
+    for value in values:
+        if value not in INCLUDED:
+            raise NamedValue("include", value).refused(f"must be one of {', '.join(INCLUDED)}")
+
+
+def new_conversation(metadata: dict[str, str]) -> Conversation:
+    return {
+        "id": secret_id(CONVERSATION.removesuffix("_")),
+        "object": "conversation",
+        "created_at": int(time.time()),
+        "metadata": metadata,
+    }
+
+
+def deleted_conversation(id: str) -> DeletedConversation:
+    return {"id": id, "object": "conversation.deleted", "deleted": True}
+
+
+def _in_words(text: str) -> str:
+    return text.replace("input[]", "items[]")
