@@ -139,7 +139,14 @@ def _codex(served: Served) -> Settings:
 
 
 def _opencode(served: Served) -> Settings:
-    limit = {"limit": {"context": served.context, "output": served.context // 4}} if served.context else {}
+    limit: dict[str, Any] = {}
+    compaction: dict[str, Any] = {}
+    if context := served.context:
+        output = context // 4
+        limit["limit"] = {"context": context, "input": context - output, "output": output}
+        # OpenCode summarizes a session whose last prompt was longer than `input` without this number of tokens. The
+        # next prompt also has the results of tools, and the server refuses a prompt without room for `output`.
+        compaction["compaction"] = {"reserved": context // 8}
     model = f"{_PROVIDER}/{served.model}"
     config = {
         "model": model,
@@ -149,6 +156,7 @@ def _opencode(served: Served) -> Settings:
         "disabled_providers": [],
         "share": "disabled",
         "autoupdate": False,
+        **compaction,
         "provider": {
             _PROVIDER: {
                 "npm": "@ai-sdk/openai-compatible",

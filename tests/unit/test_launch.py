@@ -96,6 +96,20 @@ def test_claude_codes_settings_beat_every_key_of_the_users() -> None:
     assert own["env"]["ANTHROPIC_API_KEY"] == own["env"]["ANTHROPIC_CUSTOM_HEADERS"] == own["apiKeyHelper"] == ""
 
 
+def test_opencode_summarizes_before_the_next_prompt_is_too_long() -> None:
+    """Its last prompt may have `input` less `reserved` tokens; the next one has a tool's results and needs `output`."""
+    for context in (32_000, 131_072):
+        content = AGENTS["opencode"].settings(SERVED._replace(context=context)).variables["OPENCODE_CONFIG_CONTENT"]
+        config = json.loads(str(content))
+        (model,) = config["provider"]["lmi_launch"]["models"].values()
+        limit = model["limit"]
+        assert limit["input"] + limit["output"] == limit["context"] == context
+        last = limit["input"] - config["compaction"]["reserved"]
+        assert context / 2 < last < context - limit["output"] - context / 10
+    unknown = AGENTS["opencode"].settings(SERVED._replace(context=None)).variables["OPENCODE_CONFIG_CONTENT"]
+    assert "reserved" not in str(unknown)
+
+
 def test_a_models_name_is_no_variable_of_opencode() -> None:
     """OpenCode would put the user's variable or file there, and send it to the server as the model's name."""
     name = "{env:ANTHROPIC_API_KEY}{file:~/.ssh/id_rsa}"

@@ -89,21 +89,22 @@ def read_summary(block: Mapping[str, Any], at: str, signer: Signer) -> str | Non
 
 
 def check_signed(messages: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> None:
-    """Check the place of signed blocks. A signed block is the first of the first message, and the only one.
+    """Check where signed blocks are. A signed block is the first of the first message, and no other has a summary.
+
+    Args:
+        messages: the messages, which have been read.
+        paths: their paths.
 
     Raises:
         CompactionRefused: a signed block is elsewhere, or there is another block with a summary.
     """
     summaries = [
-        (f"{path}.content[{index}]", block, message["role"])
+        (f"{path}.content[{index}]", block)
         for path, message in zip(paths, messages, strict=True)
         for index, block in enumerate(_blocks(message))
-        if isinstance(block, dict) and block.get("type") == COMPACTION and block.get("content") is not None
+        if block.get("type") == COMPACTION and block.get("content") is not None
     ]
-    for at, _, role in summaries:
-        if role == "system":
-            raise CompactionRefused("block_misplaced", f"{at}: a system message cannot contain a summary")
-    signed = [at for at, block, _ in summaries if block.get("signature") is not None]
+    signed = [at for at, block in summaries if block.get("signature") is not None]
     if signed and len(summaries) > 1:
         raise CompactionRefused("block_ambiguous", f"{signed[0]}: must be the only summary in the messages")
     if signed and signed[0] != f"{paths[0]}.content[0]":
@@ -121,7 +122,7 @@ def check_summarizable(messages: Any) -> None:
     if not any(_says_something(message) for message in messages):
         raise CompactionRefused("nothing_to_summarize", "'messages' has nothing to summarize")
     last = messages[-1]
-    calls = [block for block in _blocks(last) if isinstance(block, dict) and block.get("type") == "tool_use"]
+    calls = [block for block in _blocks(last) if block.get("type") == "tool_use"]
     if last.get("role") == "assistant" and calls:
         at = f"messages[{len(messages) - 1}]"
         raise CompactionRefused("incomplete_turn", f"{at}: the results of its tool_use are missing")
@@ -143,8 +144,9 @@ def read_summarize(value: Any) -> str:
 
 
 def _blocks(message: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the blocks of a message. Those of system messages may not have been read."""
     content = message.get("content")
-    return content if isinstance(content, list) else ()
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else ()
 
 
 def _events(content: str | None, signature: str = "") -> list[BlockEvent]:

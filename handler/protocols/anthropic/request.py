@@ -20,6 +20,7 @@ from handler.protocols.anthropic.api import (
     AnthropicCount,
     AnthropicError,
     AnthropicMessage,
+    CompactionRefused,
     MessageEvent,
     in_anthropic_words,
 )
@@ -244,6 +245,7 @@ class MessagesReader(TurnsReader):
         super().__init__(context)
         self.signer = Signer(context.sealer, owner)
         self._num_instructions = 0  # messages of the chat that no summary stands for
+        self._has_summary = False
         self.continues = False
         self.changes: list[ToolChange] = []
         self.effort: str | None = None
@@ -298,7 +300,6 @@ class MessagesReader(TurnsReader):
                 raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
             if message.get("role") not in _ROLES:
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
-        check_signed(conversation, paths)
         hidden = hidden_messages(conversation, paths)
         changing = dict[int, str]()
         for index, (at, message) in enumerate(zip(paths, conversation, strict=True)):
@@ -307,6 +308,8 @@ class MessagesReader(TurnsReader):
                 self._read_content(message["role"], message.get("content"), f"{at}.content")
             if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
                 changing[index] = self.changes[-1].at
+        if self._has_summary:
+            check_signed(conversation, paths)
         check_positions([message["role"] for message in conversation], changing)
         self.effort = effort_of_messages(conversation)
 
@@ -321,6 +324,8 @@ class MessagesReader(TurnsReader):
 
     def _read_block(self, role: str, block: Any, at: str) -> None:
         of_prompt = at.startswith("system")
+        if role == "system" and isinstance(block, dict) and block.get("type") == COMPACTION:
+            raise CompactionRefused("block_misplaced", f"{at}: a system message cannot contain a summary")
         kind = block_type(block, at, ("text",) if of_prompt else _BLOCKS[role])
         path = "system[]" if of_prompt else "messages[].content[]"
         self.unknown |= unread(block, path, _FIELDS[kind])
@@ -349,6 +354,7 @@ class MessagesReader(TurnsReader):
         summary = read_summary(block, at, self.signer)
         if summary is None:
             return add_to_turn(self.chat, role)
+        self._has_summary = True
         del self.chat[self._num_instructions :]
         add_to_turn(self.chat, "user", content=BEFORE + summary)
 

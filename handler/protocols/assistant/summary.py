@@ -40,13 +40,13 @@ _SHARE = 0.8
 """The share of the model's context above which a conversation is summarized, unless the request sets a threshold."""
 
 
-def default_threshold(context_length: int | None, most: int = sys.maxsize) -> int:
-    """Return the number of tokens above which a conversation is summarized, at most `most`.
+def default_threshold(context_length: int | None, maximum: int = sys.maxsize) -> int:
+    """Return the number of tokens above which a conversation is summarized, up to `maximum`.
 
     Args:
         context_length: the maximum number of tokens in a prompt and its response, or None while it is unknown.
     """
-    return most if context_length is None else min(most, int(context_length * _SHARE))
+    return maximum if context_length is None else min(maximum, int(context_length * _SHARE))
 
 
 def of_bounded_length(request: Request) -> Request:

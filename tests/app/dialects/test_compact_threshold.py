@@ -103,6 +103,15 @@ def test_a_stored_conversation_goes_on_after_its_summary(server: LiveServer) -> 
     assert stored["output"] == second["output"]
 
 
+def test_a_conversation_with_an_id_goes_on_after_its_summary(server: LiveServer) -> None:
+    id = server.post({}, "/v1/conversations", headers=ANN).json()["id"]
+    first = ask(server, HISTORY, conversation=id, max_output_tokens=60, **above(5))
+    assert [item["type"] for item in first["output"]] == ["compaction", "message"]
+    second = ask(server, "go on", conversation=id)
+    items = [*HISTORY[:2], *first["output"], {"role": "user", "content": "go on"}]
+    assert second["usage"]["input_tokens"] == num_tokens(server, items)
+
+
 def test_a_session_goes_on_after_its_summary(server: LiveServer) -> None:
     """Over a WebSocket, whose connection remembers the response."""
     with open_socket(server, RESPONSES, additional_headers=ANN) as connection:
