@@ -159,7 +159,7 @@ def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> 
         ("/v1/messages/files", "not_found_error"),
         ("/v1/complete", "not_found_error"),
         ("/v1/moderations", "invalid_request_error"),
-        ("/v1/responses/resp_0/cancel", "invalid_request_error"),
+        ("/v1/responses/resp_0/steer", "invalid_request_error"),
         ("/v1/embeddings/batches", "invalid_request_error"),
     ],
 )
