@@ -18,7 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app import test_batches as batches
 from tests.app.server import serve
+from tests.app.sockets.client import open_socket, receive, send
 from tests.servers import LiveServer, http, wait_for
 from tests.servers import serve as serve_process
 
@@ -247,6 +249,21 @@ def test_where_nobody_can_poll_it_is_refused(server: LiveServer) -> None:
     found = server.post(body, f"{PATH}/compact", headers=ANN)
     assert "background: is not supported" in found.json()["error"]["message"]
     assert server.post(body, f"{PATH}/input_tokens", headers=ANN).status_code == 200
+
+
+def test_a_websocket_and_a_line_of_a_batch_refuse_it(server: LiveServer, tmp_path: Path) -> None:
+    with open_socket(server, PATH, additional_headers=ANN) as client:
+        send(client, {"type": "response.create", "input": "a", "background": True})
+        refused = receive(client)
+        assert (refused["type"], refused["status"]) == ("error", 400)
+        assert "background" in refused["error"]["message"]
+        send(client, {"type": "response.create", "input": "a", "background": False, "max_output_tokens": 1})
+        assert receive(client)["type"] == "response.created"
+    with serve(*MEMORY, "-o", f"option.batches_store={tmp_path}") as other:
+        line = {"custom_id": "a", "method": "POST", "url": PATH, "body": {"input": "a", "background": True}}
+        batch = batches.ended(other, batches.begin(other, [line], endpoint=PATH)["id"])
+        found = batches.lines_of(other, batch["error_file_id"])["a"]["response"]
+        assert (found["status_code"], "background" in found["body"]["error"]["message"]) == (400, True)
 
 
 def test_a_server_without_a_store_refuses() -> None:
