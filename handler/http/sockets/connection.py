@@ -69,17 +69,18 @@ class WebSocket(Successor):
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         loop = loop or asyncio.get_running_loop()
+        # First what `send_text` reads, so that it is in one cache line.
+        self._has_ended = False
+        self._heads = _text_heads()
+        self.write_paused = False
         self._response = handshake.response
         self._protocol = ServerProtocol(state=State.OPEN, max_size=limits.message, logger=library_log)
         self._protocol.extensions = [*handshake.extensions]
         self._parser = MessageParser(self, self._protocol, turns, memory, loop)
         self._lifetime = Lifetime(limits.seconds, loop)
         self._timer = Timer(loop)
-        self._heads = _text_heads()
         self._num_pings = 0  # pings of the server without a pong
-        self._has_ended = False
         self.num_running = 0
-        self.write_paused = False
 
     @property
     def is_open(self) -> bool:

@@ -200,21 +200,22 @@ class MessageExchange:
     memo: dict[object, Any] | None = None
 
     def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
+        # First what `write_chunk` reads, so that it is in one cache line.
+        self.is_paused = True
         self._socket = socket
+        self._event_in = _SPLITTERS["text/event-stream"].event
+        self._send_event = output.event_sender()
+        self._rest = b""  # the beginning of the next event
+        self.written_at = 0.0
         self._flow = socket.flow
         self._body: bytes | None = body
         self._output = output
-        self._send_event = output.event_sender()
-        self._event_in = _SPLITTERS["text/event-stream"].event
         self._event = asyncio.Event()
         self._start: Message = {}
         self._splitter: Splitter | None = None  # of a stream
-        self._rest = b""  # the beginning of the next event
         self._parts: list[bytes] = []  # of another response
         self.wake = self._event.set
         self.phase = WAITING
-        self.is_paused = True
-        self.written_at = 0.0
 
     @property
     def is_over(self) -> bool:
