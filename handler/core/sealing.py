@@ -19,6 +19,11 @@ _NONCE = 12  # bytes, as NIST SP 800-38D recommends
 _MIN_SECRET = 32  # bytes
 _MAX_SECRET = 1 << 16
 _OPTION = "option.compaction_key_file"
+NOT_OPENED = (
+    f"cannot be read: another server, or this server before its last start ({_OPTION}), or the request of another API "
+    "key wrote it"
+)
+"""Why a value could not be opened, as clients are told."""
 
 
 class Sealer:

@@ -30,7 +30,7 @@ from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import not_kept, read_starting_after
 from handler.protocols.responses.background import no_events, not_cancellable
 from handler.serving.background.runs import BackgroundRun, BackgroundRuns
-from handler.serving.background.tables import Page
+from handler.serving.background.tables import EventPage
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
@@ -47,10 +47,8 @@ async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask
     The response goes on when the client disconnects.
     """
     runs = model.background
-    detached, ignored = (
-        None if task.parsed is None else task.parsed.detached,
-        encoded(ignored_header(task.ignored).items()),
-    )
+    detached = None if task.parsed is None else task.parsed.detached
+    ignored = encoded(ignored_header(task.ignored).items())
     assert runs is not None, "it exists if responses are stored"
     assert detached is not None, "the request asks for it"
     starting = asyncio.ensure_future(runs.start(task))
@@ -87,7 +85,7 @@ class _Reader:
     def run(self) -> BackgroundRun | None:
         return self._run
 
-    async def read(self) -> Page:
+    async def read(self) -> EventPage:
         """Return the next events, which may be none."""
         page = None if self._run is None else self._run.read(self._first)
         if page is None:

@@ -88,7 +88,7 @@ class Locks:
         return True
 
 
-class ConversationTurn:
+class ResponseTurn:
     """The turn of a request in a conversation, in which no other response may be in progress meanwhile."""
 
     def __init__(self, locks: Locks) -> None:
@@ -116,7 +116,7 @@ class ConversationTurn:
             self._locks.release(number)
 
 
-class Stored(NamedTuple):
+class StoredConversation(NamedTuple):
     """A stored conversation.
 
     Attributes:
@@ -145,7 +145,7 @@ class Conversations:
         self._database, self._lifetime, self._clock = database, lifetime, clock
         self.locks = Locks(None if directory is None else directory / "conversations.lock")
 
-    def find(self, owner: str, id: str, param: str = "") -> Stored:
+    def find(self, owner: str, id: str, param: str = "") -> StoredConversation:
         """Return a conversation.
 
         Args:
@@ -158,7 +158,7 @@ class Conversations:
         row = self._database.execute(query, (id, owner, self._clock())).fetchone()
         if row is None:
             raise no_conversation(id, param)
-        return Stored(*row)
+        return StoredConversation(*row)
 
     def has(self, number: int) -> bool:
         """Return whether a conversation exists."""

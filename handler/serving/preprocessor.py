@@ -28,7 +28,7 @@ from handler.protocols.kernel.readers import merge_adapters
 from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
 from handler.serving.compression import check_encoding
-from handler.serving.conversations import ConversationTurn
+from handler.serving.conversations import ResponseTurn
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
 from handler.serving.head import (
@@ -285,7 +285,7 @@ class Preprocessor:
             self.store.close()
 
     def parse(
-        self, body: Decoded, head: Head, recalled: Recalled | None = None, turn: ConversationTurn | None = None
+        self, body: Decoded, head: Head, recalled: Recalled | None = None, turn: ResponseTurn | None = None
     ) -> ParsedRequest:
         """Parse a decoded body.
 

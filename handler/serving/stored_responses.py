@@ -34,7 +34,7 @@ from handler.protocols.kernel.stored import (
 from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
 from handler.serving.background.tables import BackgroundTables
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
-from handler.serving.conversations import Conversations, ConversationTurn
+from handler.serving.conversations import Conversations, ResponseTurn
 from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")
@@ -168,7 +168,7 @@ class ResponseDatabase:
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
-        turn: ConversationTurn | None = None,
+        turn: ResponseTurn | None = None,
     ) -> bool:
         """Write a response, and append its items to its conversation unless the conversation was deleted. Delete the
         least recently used responses and conversations of the owner if there is not enough room.
@@ -295,7 +295,7 @@ class ResponseDatabase:
         return Unavailable(f"{limit}, {reason} (option.responses_total_bytes)")
 
     def recall(
-        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None = None
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ResponseTurn | None = None
     ) -> Recalled:
         """Return the stored responses and items that a request refers to.
 
@@ -319,7 +319,7 @@ class ResponseDatabase:
         return Recalled(head=load_json(read.head), history=[*map(load_json, read.history)], items=items, size=read.size)
 
     def _stored_conversation(
-        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ResponseTurn | None
     ) -> _Read:
         stored = self.conversations.find(owner, references.conversation, "conversation")
         if turn is not None:
@@ -472,7 +472,7 @@ class ResponseStore:
         return self._submit(owner, lambda: self._database.check_room(owner, size))
 
     def recall(
-        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ConversationTurn | None = None
+        self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ResponseTurn | None = None
     ) -> Future[Recalled]:
         """Return the stored responses and items that a request refers to.
 
@@ -488,11 +488,11 @@ class ResponseStore:
             return _done(Recalled("in_progress"))
         return self._submit(owner, lambda: self._database.recall(owner, references, reserve, turn))
 
-    def new_turn(self) -> ConversationTurn:
+    def new_turn(self) -> ResponseTurn:
         """Return a turn for a request in a conversation, which `recall` takes."""
-        return ConversationTurn(self._database.conversations.locks)
+        return ResponseTurn(self._database.conversations.locks)
 
-    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
+    def end_turn(self, owner: str, turn: ResponseTurn) -> None:
         """End a turn after all earlier calls of the owner: its response may still be being stored."""
         self.write(owner, turn.end)
 
@@ -557,7 +557,7 @@ class ResponseStore:
         """Remove a response in progress that is not stored, if it is registered."""
         self._in_progress.pop(id, None)
 
-    def keep(self, owner: str, answer: KeptAnswer, turn: ConversationTurn | None = None) -> bool:
+    def keep(self, owner: str, answer: KeptAnswer, turn: ResponseTurn | None = None) -> bool:
         """Store a finished response, and return whether it was stored. This must be called within `write`.
 
         Args:
@@ -672,7 +672,7 @@ class OwnersKeeper:
         turn: turn of the request in its conversation, or None without a conversation.
     """
 
-    def __init__(self, store: ResponseStore, owner: str, turn: ConversationTurn | None = None) -> None:
+    def __init__(self, store: ResponseStore, owner: str, turn: ResponseTurn | None = None) -> None:
         self._store = store
         self._owner = owner
         self._turn = turn

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import tempfile
 import time
@@ -23,13 +22,13 @@ from proof.bench.cli import count
 from proof.bench.machine import describe
 from proof.bench.processes import lmi_serve
 from proof.bench.report import table
+from tests.compare.processes import process_seconds
 from tests.compare.sockets import memory
 
 _AT_ONCE = 16
 _ENDLESS = 100_000  # tokens of a response that runs while it is polled
 _PAUSE = 0.05  # seconds between two polls of a response
 _ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Caller:
@@ -103,12 +102,6 @@ def disk(directory: str) -> int:
     return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
 def run(responses: int, tokens: int, pollers: int, polls: int) -> dict[str, float]:
     """Measure a server, and return the figures by their names."""
     with tempfile.TemporaryDirectory() as directory:
@@ -143,9 +136,9 @@ def _polls(server: Any, pollers: int, polls: int) -> dict[str, float]:
         owner = Caller(server.url)
         running = await owner.call("POST", "/v1/responses", _request(_ENDLESS))
         path = f"/v1/responses/{running['id']}"
-        before = cpu_seconds(server.pid)
+        before = process_seconds(server.pid)
         await in_parallel(server.url, pollers * polls, pollers, lambda caller: caller.call("GET", path))
-        used = cpu_seconds(server.pid) - before
+        used = process_seconds(server.pid) - before
         await owner.call("POST", f"{path}/cancel")
         owner.close()
         return used

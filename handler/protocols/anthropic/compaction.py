@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, ServingError
-from handler.core.sealing import Sealer
+from handler.core.sealing import NOT_OPENED, Sealer
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.anthropic.api import (
     AnthropicCompaction,
@@ -58,9 +58,7 @@ class Signer(NamedTuple):
         except (ValueError, TypeError, AttributeError):
             raise CompactionRefused(
                 "signature_invalid",
-                f"{at}.signature: cannot be read: another server, or this server before its last start "
-                "(option.compaction_key_file), or the request of another API key wrote it; send the messages that the "
-                "block stands for",
+                f"{at}.signature: {NOT_OPENED}; send the messages that the block stands for",
             ) from None
         if digest != _digest(block["content"]):
             raise CompactionRefused("content_mismatch", f"{at}.content: is not the summary that was signed")
@@ -281,7 +279,7 @@ def _iteration(kind: Any, counts: AnthropicUsage) -> AnthropicIteration:
     }
 
 
-class CompactingStream(MessageStream):
+class CompactingMessageStream(MessageStream):
     """Streams a message that begins with a summary if its prompt has become too long.
 
     Args:
@@ -322,7 +320,7 @@ class CompactingStream(MessageStream):
         return self._pass.added_to(super()._counts(), paused=self._paused)
 
 
-class CompactingDocument(MessageDocument):
+class CompactingMessageDocument(MessageDocument):
     """A message that begins with a summary if its prompt has become too long, not as a stream.
 
     Args:

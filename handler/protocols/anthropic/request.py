@@ -26,8 +26,8 @@ from handler.protocols.anthropic.api import (
 )
 from handler.protocols.anthropic.compaction import (
     COMPACTION,
-    CompactingDocument,
-    CompactingStream,
+    CompactingMessageDocument,
+    CompactingMessageStream,
     Signer,
     SummaryDocument,
     SummaryStream,
@@ -725,7 +725,7 @@ def _reply(settings: MessageSettings, signer: Signer | None, *, streams: bool) -
         return SummaryStream(settings, signer) if streams else SummaryDocument(settings, signer)
     edits = settings.edits
     if edits is not None and edits.compact is not None and edits.summarizing is not None:
-        compacting = CompactingStream if streams else CompactingDocument
+        compacting = CompactingMessageStream if streams else CompactingMessageDocument
         return compacting(settings, edits.summarizing, pauses=edits.compact.pauses)
     return MessageStream(settings) if streams else MessageDocument(settings)
 

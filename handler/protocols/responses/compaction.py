@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.framing import dumps, loads
-from handler.core.sealing import Sealer
+from handler.core.sealing import NOT_OPENED, Sealer
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
@@ -64,11 +64,7 @@ class Summaries(NamedTuple):
                 raise TypeError
             text: str = loads(self.sealer.open(content, self.owner))["text"]
         except (ValueError, TypeError):
-            raise InvalidPayload(
-                f"{at}.encrypted_content: cannot be read: another server, or this server before its last start "
-                "(option.compaction_key_file), or the request of another API key wrote it; send the items that it "
-                "stands for"
-            ) from None
+            raise InvalidPayload(f"{at}.encrypted_content: {NOT_OPENED}; send the items that it stands for") from None
         return BEFORE + text
 
 

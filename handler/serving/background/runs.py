@@ -22,7 +22,7 @@ from handler.core.errors import GenerationFailed, Overloaded, ServingError, Unav
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.protocols.kernel.stored import Detached
 from handler.protocols.responses.background import failed_event, response_in, split_events, with_status
-from handler.serving.background.tables import Batch, Page
+from handler.serving.background.tables import Batch, EventPage
 from handler.serving.request.life import COMMIT
 from handler.serving.request.task import RequestTask
 from handler.serving.stored_responses import InProgress, ResponseStore
@@ -35,7 +35,7 @@ _WINDOW = 1 << 16  # bytes of the latest events that are kept in memory for read
 _RETRY_SECONDS = 5.0  # after which a client whose responses are too many may retry
 
 
-class State(IntEnum):
+class RunState(IntEnum):
     """The state of a run, in order.
 
     Attributes:
@@ -105,7 +105,7 @@ class BackgroundRun:
         self.log = EventLog(detached.events if detached.streams else ())
         self.readers = set[Callable[[], object]]()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.state = State.OPENING
+        self.state = RunState.OPENING
         self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
         self._task, self._config, self._changed = task, config, changed
         self.in_store: InProgress | None = None
@@ -119,7 +119,7 @@ class BackgroundRun:
     def begin(self) -> None:
         """Run the request. Its client has been told that the response is queued."""
         task = self._task
-        self.state = State.RUNNING
+        self.state = RunState.RUNNING
         if not task.finished:
             task.on(COMMIT)
             limit = asyncio.get_running_loop().call_later(self._config.background_timeout, self._expire)
@@ -131,7 +131,7 @@ class BackgroundRun:
 
     def _pull(self, task: RequestTask) -> None:
         """Take the events that the request has produced. The driver calls this in its step."""
-        if self.state is not State.RUNNING:
+        if self.state is not RunState.RUNNING:
             return
         data = task.take()
         if task.error is not None:  # the data are not events
@@ -159,7 +159,7 @@ class BackgroundRun:
             self.response = with_status(self.response, "in_progress")
         if new.ends:
             self._last, events = events[-1:], events[:-1]
-            self.state = State.ENDING
+            self.state = RunState.ENDING
         if self.detached.streams:
             self.log.pending += events
             self._num_bytes += len(data)
@@ -177,7 +177,7 @@ class BackgroundRun:
                 self._task.memory.set_unsent(self.log.size)
             except Overloaded as overloaded:
                 error = overloaded
-        if error is not None and self.state is State.RUNNING:
+        if error is not None and self.state is RunState.RUNNING:
             self._num_bytes = -limit  # there is room for the end
             asyncio.get_running_loop().call_soon(self._task.fail, error)
 
@@ -187,19 +187,19 @@ class BackgroundRun:
 
     def fail(self, message: str) -> None:
         """End the response with an error, unless its final state is known."""
-        if self.state < State.ENDING:
+        if self.state < RunState.ENDING:
             response = with_status(self.response, "failed", message)
             self._last = [failed_event(self._next_number, response)]
             self._stop()
 
     def cancel(self) -> None:
         """Cancel the response, unless its final state is known. The engine stops at once."""
-        if self.state < State.ENDING:
+        if self.state < RunState.ENDING:
             self.response = with_status(self.response, "cancelled")
             self._stop()
 
     def _stop(self) -> None:
-        self.state = State.ENDING
+        self.state = RunState.ENDING
         self._task.close()
         self._changed()
 
@@ -247,7 +247,7 @@ class BackgroundRun:
 
     def finish(self) -> None:
         """Close the request, and tell everyone who waits that the response has ended."""
-        self.state = State.ENDED
+        self.state = RunState.ENDED
         self._task.close()
         if not self.ended.done():
             self.ended.set_result(None)
@@ -257,10 +257,10 @@ class BackgroundRun:
         for wake in [*self.readers]:
             wake()
 
-    def read(self, first: int) -> Page | None:
+    def read(self, first: int) -> EventPage | None:
         """Return events from a number on, or None if they must be read from the store."""
         events = self.log.read(first)
-        return None if events is None else Page(events, ended=self.state is State.ENDED)
+        return None if events is None else EventPage(events, ended=self.state is RunState.ENDED)
 
 
 class BackgroundRuns:
@@ -338,8 +338,8 @@ class BackgroundRuns:
                 looked_at = time.monotonic()
                 runs = {*runs, *self._runs.values()}
             try:
-                await self._write_all([run for run in runs if run.state < State.ENDING])
-                await asyncio.gather(*(self._end(run) for run in runs if run.state is State.ENDING))
+                await self._write_all([run for run in runs if run.state < RunState.ENDING])
+                await asyncio.gather(*(self._end(run) for run in runs if run.state is RunState.ENDING))
             except Exception:
                 log.exception("a bug in the server: background responses could not be written")
             await asyncio.sleep(_FLUSH_SECONDS)

@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS events (
 """Statements that create the tables, if they do not exist yet."""
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Consecutive events of a response.
 
     Attributes:
@@ -226,7 +226,7 @@ class BackgroundTables:
         row = self._database.execute(query, (id, owner, self._clock())).fetchone()
         return None if row is None else bool(row[0])
 
-    def read(self, owner: str, id: str, first: int, limit: int) -> Page:
+    def read(self, owner: str, id: str, first: int, limit: int) -> EventPage:
         """Return events of a response, in order.
 
         Args:
@@ -237,16 +237,16 @@ class BackgroundTables:
             query = f"SELECT server FROM runs JOIN {_ALL} ON id = response WHERE id = ? AND owner = ? AND expires > ?"
             row = self._database.execute(query, (id, owner, self._clock())).fetchone()
             if row is None:
-                return Page(None)
+                return EventPage(None)
             query = "SELECT first, data FROM events WHERE response = ? AND first + number > ? ORDER BY first"
             events, size = list[bytes](), 0
             for start, data in self._database.execute(query, (id, first)):
                 for event in split_events(_unpacked((data,))).events[max(0, first - start) :]:
                     if size >= limit:
-                        return Page(events)
+                        return EventPage(events)
                     events.append(event)
                     size += len(event)
-        return Page(events, ended=not row[0])
+        return EventPage(events, ended=not row[0])
 
     def cancel(self, owner: str, id: str) -> bool:
         """Cancel a response that another server runs, which finds this out itself. Return whether it was running."""

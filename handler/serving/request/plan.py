@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from handler.plugins.handle import Result
     from handler.protocols.kernel.dialect import ParsedRequest
     from handler.protocols.kernel.stored import Recalled
-    from handler.serving.conversations import ConversationTurn
+    from handler.serving.conversations import ResponseTurn
     from handler.serving.head import Head
     from handler.serving.quota import Share
     from handler.serving.request.life import Life
@@ -87,7 +87,7 @@ class Intake:
         self.decoded: Decoded | None = None
         self.size = 0
         self.recalled: Recalled | None = None
-        self.turn: ConversationTurn | None = None
+        self.turn: ResponseTurn | None = None
         self.parsed: ParsedRequest | None = None
 
     @property

@@ -21,7 +21,7 @@ from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Inference
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted
-from handler.serving.conversations import ConversationTurn
+from handler.serving.conversations import ResponseTurn
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.model import ServedModel
 from handler.serving.request.life import CLOSED
@@ -171,15 +171,15 @@ class Store:
     def release(self, number: int) -> None:
         self.locked.remove(number)
 
-    def new_turn(self) -> ConversationTurn:
+    def new_turn(self) -> ResponseTurn:
         locks: Any = self
-        return ConversationTurn(locks)
+        return ResponseTurn(locks)
 
-    def end_turn(self, owner: str, turn: ConversationTurn) -> None:
+    def end_turn(self, owner: str, turn: ResponseTurn) -> None:
         turn.end()
 
     def recall(
-        self, owner: str, wanted: Wanted, reserve: Callable[[int], object], turn: ConversationTurn
+        self, owner: str, wanted: Wanted, reserve: Callable[[int], object], turn: ResponseTurn
     ) -> Future[Recalled]:
         def recall() -> Recalled:
             turn.take(int(wanted.conversation.removeprefix("conv_")))
@@ -199,7 +199,7 @@ class Store:
         self.in_progress.add(id)
         return object()
 
-    def keep(self, owner: str, response: KeptAnswer, turn: ConversationTurn | None) -> bool:
+    def keep(self, owner: str, response: KeptAnswer, turn: ResponseTurn | None) -> bool:
         self.end(response.id)
         if turn is not None:
             turn.end()

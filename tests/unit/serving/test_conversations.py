@@ -22,7 +22,7 @@ from handler.core.framing import loads
 from handler.protocols.kernel.stored import KeptAnswer, Wanted, kept_items
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
-from handler.serving.conversations import Conversations, ConversationTurn
+from handler.serving.conversations import Conversations, ResponseTurn
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 from tests.stepped import Clock
 from tests.unit.serving.test_stored_responses import ANN, BOB, open_store
@@ -47,7 +47,7 @@ class Pending(NamedTuple):
 
     id: str
     server: int
-    turn: ConversationTurn
+    turn: ResponseTurn
 
 
 class Stores(RuleBasedStateMachine):
