@@ -62,14 +62,14 @@ async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask
         starting.add_done_callback(lambda _: None if starting.exception() is None else task.close())
         return True
     if detached.streams:
-        await _send_events(model, scope, send, _Reader(runs, run.owner, run.id, 0, run), ignored)
+        await _send_events(model, scope, send, _EventReader(runs, run.owner, run.id, 0, run), ignored)
     else:
         queued = HttpResponse(200, JSON.content_type, dumps({**detached.queued.head, "output": []}))
         await send_answer(scope, send, queued, ignored)
     return True
 
 
-class _Reader:
+class _EventReader:
     """Reads the events of a response: those in memory, or else those in the store.
 
     Args:
@@ -100,7 +100,7 @@ class _Reader:
 
 
 async def _send_events(
-    model: ServedModel, scope: Scope, send: Send, reader: _Reader, extra: Headers | None = None
+    model: ServedModel, scope: Scope, send: Send, reader: _EventReader, extra: Headers | None = None
 ) -> None:
     """Send the events of a response until it has ended or is deleted, or the client has disconnected.
 
@@ -121,7 +121,9 @@ async def _send_events(
         readers.discard(exchange.wake)
 
 
-async def _send_parts(model: ServedModel, send: Send, reader: _Reader, exchange: AnyExchange, memory: Share) -> None:
+async def _send_parts(
+    model: ServedModel, send: Send, reader: _EventReader, exchange: AnyExchange, memory: Share
+) -> None:
     sent_at = time.monotonic()
     while not exchange.is_over:
         page = await reader.read()
@@ -169,7 +171,7 @@ class BackgroundHandlers:
 
         return handle
 
-    async def _reader(self, scope: Scope, first: int) -> _Reader:
+    async def _reader(self, scope: Scope, first: int) -> _EventReader:
         store, runs = self._store(), self._model.background
         assert runs is not None, "it exists if responses are stored"
         owner, id = owner_of(scope["headers_by_name"]), scope["path_params"]["response"]
@@ -182,7 +184,7 @@ class BackgroundHandlers:
             streams = run.detached.streams
         if not streams:
             raise no_events()
-        return _Reader(runs, owner, id, first, run)
+        return _EventReader(runs, owner, id, first, run)
 
     def _store(self) -> ResponseStore:
         store = self._model.preprocessor.store

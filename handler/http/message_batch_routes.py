@@ -22,9 +22,9 @@ from handler.protocols.anthropic.batches import (
     ENDPOINT,
     DeletedMessageBatch,
     MessageBatch,
+    MessageResults,
     RequestReader,
     RequestSplitter,
-    Results,
     message_batch,
     message_batches,
     new_message_batch,
@@ -171,7 +171,7 @@ def _shown(batch: OpenAiBatch) -> MessageBatch:
     return message_batch(batch, num_unsent)
 
 
-def _open_results(store: BatchStore, owner: str, id: str) -> Results:
+def _open_results(store: BatchStore, owner: str, id: str) -> MessageResults:
     """Open the files of a batch that has ended.
 
     Raises:
@@ -192,7 +192,7 @@ def _open_results(store: BatchStore, owner: str, id: str) -> Results:
         is_complete = counts["completed"] + counts["failed"] == counts["total"]
         input = None if is_complete else open_file(batch["input_file_id"], ANTHROPIC.input)
         opened.pop_all()
-    return Results(batch["status"], outputs, input)
+    return MessageResults(batch["status"], outputs, input)
 
 
 def _next_part(lines: Iterator[bytes]) -> bytes:

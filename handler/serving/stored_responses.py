@@ -24,8 +24,8 @@ from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
 from handler.protocols.kernel.stored import (
     CONVERSATION,
-    KeptAnswer,
     KeptItem,
+    KeptResponse,
     Recalled,
     State,
     Wanted,
@@ -164,7 +164,7 @@ class ResponseDatabase:
     def keep(
         self,
         owner: str,
-        kept: KeptAnswer,
+        kept: KeptResponse,
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
@@ -204,7 +204,7 @@ class ResponseDatabase:
             return is_kept
 
     def insert(
-        self, owner: str, kept: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
+        self, owner: str, kept: KeptResponse, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
     ) -> None:
         """Insert a response, within a transaction.
 
@@ -515,7 +515,7 @@ class ResponseStore:
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
         if (begun := self._begun(owner, id)) is not None:
-            return _done({**begun.answer})
+            return _done({**begun.response})
         return self._submit(owner, lambda: self._database.response(owner, id))
 
     def input_items(
@@ -547,9 +547,9 @@ class ResponseStore:
         """The tables of background responses. Call their methods by `call` or `write`."""
         return self._database.background
 
-    def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
+    def begin(self, owner: str, id: str, response: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
-        in_progress = InProgress(owner, answer)
+        in_progress = InProgress(owner, response)
         self._in_progress[id] = in_progress
         return in_progress
 
@@ -557,7 +557,7 @@ class ResponseStore:
         """Remove a response in progress that is not stored, if it is registered."""
         self._in_progress.pop(id, None)
 
-    def keep(self, owner: str, answer: KeptAnswer, turn: ResponseTurn | None = None) -> bool:
+    def keep(self, owner: str, response: KeptResponse, turn: ResponseTurn | None = None) -> bool:
         """Store a finished response, and return whether it was stored. This must be called within `write`.
 
         Args:
@@ -568,10 +568,10 @@ class ResponseStore:
             ServingError: the response could not be appended. Nothing has changed.
         """
         try:
-            head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
+            head, items = dumps(response.head), [*response.given, *kept_items(response.output)]
             size = len(head) + sum(len(item) for _, item in items)
-            appending = None if answer.failed else turn
-            return self._database.keep(owner, answer, head, items, size, appending)
+            appending = None if response.failed else turn
+            return self._database.keep(owner, response, head, items, size, appending)
         except (sqlite3.Error, ServingError) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             failure: Exception = error
@@ -579,10 +579,10 @@ class ResponseStore:
             log.exception("a bug in the server: a response could not be stored")
             failure = error
         finally:
-            self.end(answer.id)
+            self.end(response.id)
             if turn is not None:
                 turn.end()
-        if turn is None or answer.failed:
+        if turn is None or response.failed:
             return False
         if isinstance(failure, ServingError):
             raise failure
@@ -661,8 +661,8 @@ def _done(value: T) -> Future[T]:
 class InProgress:
     """A response in progress. The `OwnersKeeper` of its request refers to this object."""
 
-    def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
-        self.owner, self.answer = owner, answer
+    def __init__(self, owner: str, response: Mapping[str, Any]) -> None:
+        self.owner, self.response = owner, response
 
 
 class OwnersKeeper:
@@ -679,13 +679,13 @@ class OwnersKeeper:
         self._in_progress: dict[str, InProgress] = {}
         self._has_ended = False
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        self._in_progress[id] = self._store.begin(self._owner, id, answer)
+    def begin(self, id: str, response: Mapping[str, Any]) -> None:
+        self._in_progress[id] = self._store.begin(self._owner, id, response)
         if self._has_ended:  # in the meantime, on another thread
             self._store.end(id)
 
-    def keep(self, answer: KeptAnswer) -> bool:
-        return self._store.keep(self._owner, answer, self._turn)
+    def keep(self, response: KeptResponse) -> bool:
+        return self._store.keep(self._owner, response, self._turn)
 
     def end(self) -> None:
         """End the responses in progress, which are not stored any more, and those that begin later."""

@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.framing import dumps
 from handler.djl.batches import Item
-from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
 from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
@@ -81,12 +81,14 @@ def item(id: str, text: str = "") -> dict[str, Any]:
     return {"id": id, "type": "message", "text": text}
 
 
-def answer(id: str, previous: str = "", *, text: str = "", failed: bool = False, kind: Any = "response") -> KeptAnswer:
+def answer(
+    id: str, previous: str = "", *, text: str = "", failed: bool = False, kind: Any = "response"
+) -> KeptResponse:
     given = kept_items([item(f"in_{id}", text)])
-    return KeptAnswer(id, kind, previous, failed, {"id": id, "object": "response"}, given, [item(f"out_{id}")])
+    return KeptResponse(id, kind, previous, failed, {"id": id, "object": "response"}, given, [item(f"out_{id}")])
 
 
-def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> list[bool]:
+def keep(store: ResponseStore, *answers: KeptResponse, owner: str = ANN) -> list[bool]:
     """Return which of them were kept."""
     return [store.write(owner, partial(store.keep, owner, one)).result(20) for one in answers]
 
@@ -124,7 +126,7 @@ def test_what_is_another_owners_does_not_exist(store: ResponseStore) -> None:
 
 def test_pages_of_the_input(store: ResponseStore) -> None:
     given = [item(f"i{number}") for number in range(5)]
-    keep(store, KeptAnswer("a", "response", "", False, {}, kept_items(given), [item("out")]))
+    keep(store, KeptResponse("a", "response", "", False, {}, kept_items(given), [item("out")]))
 
     def page(limit: int, after: str = "", *, newest: bool = False) -> tuple[list[str], bool]:
         found = store.input_items(ANN, "a", limit=limit, after=after, newest_first=newest).result(10)
