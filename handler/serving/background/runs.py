@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import time
@@ -238,10 +237,9 @@ class BackgroundRun:
 
     async def _write_end(self, store: ResponseStore, response: Mapping[str, Any], *, needs_room: bool) -> None:
         last = self._last if self.detached.streams else ()
-        events = [*self.log.pending, *last]
-        end = functools.partial(store.background.end, needs_room=needs_room)
-        call = functools.partial(end, self.owner, self.detached, response, events)
-        await asyncio.wrap_future(store.write(self.owner, call))
+        owner, events = self.owner, [*self.log.pending, *last]
+        ending = store.write(owner, store.background.end, owner, self.detached, response, events, needs_room=needs_room)
+        await asyncio.wrap_future(ending)
         self.log.pending = events
         self.log.note_written(len(events))
 
@@ -297,9 +295,8 @@ class BackgroundRuns:
         self.store.check_calls(owner)
         run = BackgroundRun(task, detached, self._config, lambda: self._note(run))
         self._numbers[owner] += 1
-        queue = functools.partial(self.store.background.queue, owner, run.detached)
         try:
-            await asyncio.wrap_future(self.store.write(owner, queue))
+            await asyncio.wrap_future(self.store.write(owner, self.store.background.queue, owner, run.detached))
         except BaseException:
             self._release(owner)
             raise
@@ -350,8 +347,7 @@ class BackgroundRuns:
             return
         written = [run.new_events() for run in runs]
         try:
-            append = functools.partial(self.store.background.append, written)
-            gone = await asyncio.wrap_future(self.store.write("", append))
+            gone = await asyncio.wrap_future(self.store.write("", self.store.background.append, written))
         except Unavailable:  # it is already logged
             for run in runs:
                 run.fail("the events of the response could not be stored")

@@ -22,6 +22,7 @@ from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.framing import dumps
 from handler.djl.batches import Item
 from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept_items
+from handler.protocols.openai.api import Page
 from handler.serving import stored_responses
 from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
@@ -118,7 +119,7 @@ def test_what_is_another_owners_does_not_exist(store: ResponseStore) -> None:
     assert recall(store, "b", owner=BOB).state == "broken", "it cannot be gone on from by another's"
     assert recall(store, "", "in_a", owner=BOB).items == {}
     assert store.response(BOB, "a").result(10) is None
-    assert store.input_items(BOB, "a", limit=9, after="", newest_first=True).result(10) is None
+    assert store.input_items(BOB, "a", Page(9, "", newest_first=True)).result(10) is None
     assert store.delete(BOB, "a").result(10) is False
     assert recall(store, "a").state == "found"
     assert recall(store, "a", kind="thread").state == "missing"
@@ -129,7 +130,7 @@ def test_pages_of_the_input(store: ResponseStore) -> None:
     keep(store, KeptResponse("a", "response", "", False, {}, kept_items(given), [item("out")]))
 
     def page(limit: int, after: str = "", *, newest: bool = False) -> tuple[list[str], bool]:
-        found = store.input_items(ANN, "a", limit=limit, after=after, newest_first=newest).result(10)
+        found = store.input_items(ANN, "a", Page(limit, after, newest)).result(10)
         assert found is not None
         items, has_more = found
         return ids(items), has_more
@@ -138,7 +139,7 @@ def test_pages_of_the_input(store: ResponseStore) -> None:
     assert page(2, newest=True) == (["i4", "i3"], True)
     assert page(2, "i3", newest=True) == (["i2", "i1"], True)
     assert page(2, "i2") == (["i3", "i4"], False)
-    assert store.input_items(ANN, "a", limit=1, after="none", newest_first=True).result(10) is None
+    assert store.input_items(ANN, "a", Page(1, "none", newest_first=True)).result(10) is None
 
 
 def test_deleted_expired_and_failed_ones(store: ResponseStore, clock: Clock) -> None:
@@ -450,7 +451,7 @@ def test_rows_that_another_hand_has_damaged_are_told(tmp_path: Path, clock: Cloc
             partial(store.response, ANN, "b"),
             partial(store.recall, ANN, Wanted("response", True, "b"), lambda num_bytes: None),
             partial(store.recall, ANN, Wanted("response", True, "", ("in_a",)), lambda num_bytes: None),
-            partial(store.input_items, ANN, "a", limit=9, after="", newest_first=True),
+            partial(store.input_items, ANN, "a", Page(9, "", newest_first=True)),
         ):
             with pytest.raises(Unavailable, match="the stored responses cannot be read or written"):
                 call().result(10)
