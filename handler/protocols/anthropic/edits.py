@@ -82,13 +82,14 @@ class ClearToolUses(NamedTuple):
 
         The result is empty if clearing depends on a number of calls that is not reached.
         """
-        names = {block["id"]: block["name"] for block in _blocks(messages, "tool_use")}
-        if self.counts_uses and sum(1 for _ in _blocks(messages, "tool_use")) <= self.trigger:
+        uses = [*_blocks(messages, "tool_use")]
+        if self.counts_uses and len(uses) <= self.trigger:
             return {}
+        names = {block["id"]: block["name"] for block in uses}
         results = [*_blocks(messages, "tool_result")]
-        old, kept = results[: len(results) - self.keep], results[max(0, len(results) - self.keep) :]
-        recent = {block["tool_use_id"] for block in kept} | {block["tool_use_id"] for block in old if _loads(block)}
-        ids = [block["tool_use_id"] for block in old if block["tool_use_id"] not in recent]
+        num_old = max(0, len(results) - self.keep)
+        kept = {block["tool_use_id"] for index, block in enumerate(results) if index >= num_old or _loads(block)}
+        ids = [block["tool_use_id"] for block in results[:num_old] if block["tool_use_id"] not in kept]
         return {id: names[id] for id in ids if names[id] not in self.excluded}
 
     def clear(self, messages: Sequence[Mapping[str, Any]], ids: Mapping[str, str]) -> list[Mapping[str, Any]]:
@@ -294,12 +295,12 @@ def _clear_tool_uses(edit: Mapping[str, Any]) -> ClearToolUses:
     at_least = _quantity(edit, "clear_at_least", 0, "input_tokens") or ("", default.at_least)
     inputs = edit.get("clear_tool_inputs")
     return ClearToolUses(
-        trigger[0] == "tool_uses",
-        trigger[1],
-        keep[1],
-        at_least[1],
-        _names(edit, "exclude_tools") if edit.get("exclude_tools") is not None else frozenset(),
-        inputs is True if isinstance(inputs, bool | None) else _names(edit, "clear_tool_inputs"),
+        counts_uses=trigger[0] == "tool_uses",
+        trigger=trigger[1],
+        keep=keep[1],
+        at_least=at_least[1],
+        excluded=_names(edit, "exclude_tools") if edit.get("exclude_tools") is not None else frozenset(),
+        inputs=inputs is True if isinstance(inputs, bool | None) else _names(edit, "clear_tool_inputs"),
     )
 
 
@@ -330,7 +331,7 @@ def _compact(edit: Mapping[str, Any]) -> Compact:
     pauses = edit.get("pause_after_compaction")
     if not isinstance(pauses, bool | None):
         raise ValueError(f"{NamedValue('pause_after_compaction', pauses)}: must be true or false")
-    return Compact(trigger[1], read_instructions(edit), pauses is True)
+    return Compact(trigger=trigger[1], instructions=read_instructions(edit), pauses=pauses is True)
 
 
 def read_instructions(value: Mapping[str, Any]) -> str:
