@@ -558,7 +558,8 @@ class ResponseStore:
         self._in_progress.pop(id, None)
 
     def keep(self, owner: str, answer: KeptAnswer, turn: ResponseTurn | None = None) -> bool:
-        """Store a finished response, and return whether it was stored. This must be called within `write`.
+        """Store a finished response, and return whether it was stored. This must be called within `write`, because a
+        database has one transaction at a time.
 
         Args:
             turn: turn in the conversation, to which the response is appended unless it failed. The turn ends. None
@@ -567,6 +568,7 @@ class ResponseStore:
         Raises:
             ServingError: the response could not be appended. Nothing has changed.
         """
+        assert threading.current_thread() is self._thread, "only the thread of the store uses the database"
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
             size = len(head) + sum(len(item) for _, item in items)
