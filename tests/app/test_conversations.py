@@ -346,7 +346,9 @@ def test_one_response_at_a_time(slow: LiveServer) -> None:
     with answering(slow, id):
         others: list[dict[str, Any]] = [{}, {"stream": True}, {"store": False}]
         for more in others:
-            assert error(ask(slow, "b", conversation=id, **more)) == (409, LOCKED, None, "conversation_locked")
+            refused = ask(slow, "b", conversation=id, **more)
+            assert error(refused) == (409, LOCKED, None, "conversation_locked")
+            assert 1000 <= int(refused.headers["retry-after-ms"]) <= 1000 * int(refused.headers["retry-after"]) <= 4000
         assert ask(slow, "b", conversation=other, max_output_tokens=1).status_code == 200
         counted = slow.post({"input": "b", "conversation": id}, f"{RESPONSES}/input_tokens", headers=ANN)
         assert counted.status_code == 200, "a count needs no turn"
