@@ -376,6 +376,21 @@ def test_a_conversation_that_is_deleted_while_it_answers(slow: LiveServer) -> No
     assert error(ask(slow, "a", conversation=id))[0] == 404
 
 
+@pytest.mark.parametrize("store", ["memory", "directory"])
+def test_a_conversation_does_not_expire_while_it_answers(store: str, tmp_path: Path) -> None:
+    """The response is longer than the lifetime. Its conversation expires after it."""
+    place = ("-o", f"option.responses_store={store if store == 'memory' else tmp_path}")
+    with serve(*SLOW, *place, "-o", "option.responses_expiration=3") as server:
+        id = create(server, user("zero"))
+        with answering(server, id, max_output_tokens=90) as lines:
+            time.sleep(3.5)
+            assert call(server, "GET", f"/{id}").status_code == 200
+            create(server)  # this deletes what has expired
+            last = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
+        assert said(items(server, id)) == ["zero", "one two", text(last["response"])]
+        wait_for(lambda: call(server, "GET", f"/{id}").status_code == 404, 10, "the conversation has not expired")
+
+
 @pytest.mark.parametrize(
     "more",
     [
