@@ -241,7 +241,10 @@ class ResponseDatabase:
         if number <= self._config.responses_max and held <= room:
             return False
         limits = {"owner": owner, "most": self._config.responses_max, "room": room}
-        for is_conversation, row in self._database.execute(_TOO_MANY, limits).fetchall():
+        rows = self._database.execute(_TOO_MANY, limits).fetchall()
+        if self.conversations.use_held(row for is_conversation, row in rows if is_conversation):
+            rows = self._database.execute(_TOO_MANY, limits).fetchall()
+        for is_conversation, row in rows:
             table, column = ("conversations", "number") if is_conversation else ("answers", "rowid")
             self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (row,))
         return True
