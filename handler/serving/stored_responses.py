@@ -538,14 +538,14 @@ class ResponseStore:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self.call(owner, self._database.delete, owner, id)
 
-    def call(self, owner: str, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def call(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Call a method of the database on the store thread.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
         self.check_calls(owner)
-        return self.write(owner, method, *arguments, **named)
+        return self.write(owner, method, *arguments, **options)
 
     @property
     def background(self) -> BackgroundTables:
@@ -613,7 +613,7 @@ class ResponseStore:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Do the same as `call`, even if many calls are waiting. Used for what must not be lost."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
@@ -623,7 +623,7 @@ class ResponseStore:
                 return
             try:
                 self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
-                future.set_result(method(*arguments, **named))
+                future.set_result(method(*arguments, **options))
             except sqlite3.Error as error:
                 log.error("the stored responses cannot be read or written: %s", error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))

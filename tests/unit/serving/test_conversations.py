@@ -271,7 +271,7 @@ def test_a_conversation_in_use_is_not_deleted_to_make_room(tmp_path: Path) -> No
         found = []
         for one in made:
             try:
-                stores[0].read_conversations(ANN, lambda stored, one=one: stored.find(ANN, one["id"])).result(WAIT)
+                stores[0].read_conversations(ANN, partial(Conversations.find, owner=ANN, id=one["id"])).result(WAIT)
             except NotKept:
                 found.append(False)
             else:
@@ -287,8 +287,8 @@ def test_a_conversation_in_use_is_not_deleted_to_make_room(tmp_path: Path) -> No
     assert exist() == [True, False, True, False]
     create(3, 1)
     assert exist() == [True, False, False, True]
-    answer = KeptAnswer("resp_1", "response", made[0]["id"], False, {}, kept_items([{"id": "a"}]), [], stored=False)
-    stores[0].write(ANN, partial(OwnersKeeper(stores[0], ANN, turn).keep, answer)).result(WAIT)
+    response = KeptResponse("resp_1", "response", made[0]["id"], False, {}, kept_items([{"id": "a"}]), [], stored=False)
+    stores[0].write(ANN, partial(OwnersKeeper(stores[0], ANN, turn).keep, response)).result(WAIT)
     number = stores[1].read_conversations(ANN, lambda one: one.find(ANN, made[0]["id"]).number).result(WAIT)
     assert len(stores[1].read_conversations(ANN, lambda one: one.items(number)).result(WAIT)) == 1
     for store in stores:
