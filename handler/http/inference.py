@@ -35,7 +35,7 @@ from handler.serving.compression import check_encoding, content_encoding, inflat
 from handler.serving.head import ATTRIBUTES, DETACHES, PATH_MODEL, QUERY_ADAPTER, in_attributes, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
-from handler.serving.request.life import CLOSED
+from handler.serving.request.life import CLOSED, COMMIT
 from handler.serving.request.task import RequestTask, ignored_header
 
 log = logging.getLogger("handler.server")
@@ -557,9 +557,6 @@ class _ResponseSender:
             return
         if self._task.streams:
             await self._send_stream()
-        elif self._started:  # the error must end the stream
-            self._task.take_whole()
-            await self._send({"type": "http.response.body", "body": self._task.stream_end()})
         else:
             await send_answer(self._scope, self._send, self._task.take_whole(), self._ignored)
 
@@ -583,6 +580,7 @@ class _ResponseSender:
             return
         self._started = True
         task = self._task
+        task.on(COMMIT)  # an error ends the stream from now on
         extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *encoded(task.dialect_headers()), *self._ignored]
         await send_start(self._scope, self._send, 200, task.content_type, extra)
 

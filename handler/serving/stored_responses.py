@@ -242,7 +242,10 @@ class ResponseDatabase:
         if number <= self._config.responses_max and held <= room:
             return False
         limits = {"owner": owner, "most": self._config.responses_max, "room": room}
-        for is_conversation, row in self._database.execute(_TOO_MANY, limits).fetchall():
+        rows = self._database.execute(_TOO_MANY, limits).fetchall()
+        if self.conversations.use_held(row for is_conversation, row in rows if is_conversation):
+            rows = self._database.execute(_TOO_MANY, limits).fetchall()
+        for is_conversation, row in rows:
             table, column = ("conversations", "number") if is_conversation else ("answers", "rowid")
             self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (row,))
         return True
@@ -535,14 +538,14 @@ class ResponseStore:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self.call(owner, self._database.delete, owner, id)
 
-    def call(self, owner: str, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def call(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Call a method of the database on the store thread.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
         self.check_calls(owner)
-        return self.write(owner, method, *arguments, **named)
+        return self.write(owner, method, *arguments, **options)
 
     @property
     def background(self) -> BackgroundTables:
@@ -560,7 +563,8 @@ class ResponseStore:
         self._in_progress.pop(id, None)
 
     def keep(self, owner: str, response: KeptResponse, turn: ResponseTurn | None = None) -> bool:
-        """Store a finished response, and return whether it was stored. This must be called within `write`.
+        """Store a finished response, and return whether it was stored. This must be called within `write`, because a
+        database has one transaction at a time.
 
         Args:
             turn: turn in the conversation, to which the response is appended unless it failed. The turn ends. None
@@ -569,6 +573,7 @@ class ResponseStore:
         Raises:
             ServingError: the response could not be appended. Nothing has changed.
         """
+        assert threading.current_thread() is self._thread, "only the thread of the store uses the database"
         try:
             head, items = dumps(response.head), [*response.given, *kept_items(response.output)]
             size = len(head) + sum(len(item) for _, item in items)
@@ -608,7 +613,7 @@ class ResponseStore:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Do the same as `call`, even if many calls are waiting. Used for what must not be lost."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
@@ -618,7 +623,7 @@ class ResponseStore:
                 return
             try:
                 self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
-                future.set_result(method(*arguments, **named))
+                future.set_result(method(*arguments, **options))
             except sqlite3.Error as error:
                 log.error("the stored responses cannot be read or written: %s", error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))

@@ -132,20 +132,12 @@ class BackgroundRun:
         """Take the events that the request has produced. The driver calls this in its step."""
         if self.state is not RunState.RUNNING:
             return
-        data = task.take()
-        if task.error is not None:  # the data are not events
-            data = self._broken_off(task.error)
-        if data:
+        if task.error is not None:  # before the request began, so there are no events
+            self.fail(task.error.message)
+        elif data := task.take():
             self._add(data)
         elif task.finished:
             self.fail("the response ended without a result")
-
-    def _broken_off(self, error: ServingError) -> bytes:
-        try:
-            return self._task.stream_end()
-        except Exception:
-            log.exception("a bug in the server: a response could not be ended")
-            return failed_event(self._next_number, with_status(self.response, "failed", error.message))
 
     @property
     def _next_number(self) -> int:
