@@ -88,7 +88,7 @@ class ClearToolUses(NamedTuple):
         names = {block["id"]: block["name"] for block in uses}
         results = [*_blocks(messages, "tool_result")]
         num_old = max(0, len(results) - self.keep)
-        kept = {block["tool_use_id"] for index, block in enumerate(results) if index >= num_old or _loads(block)}
+        kept = {block["tool_use_id"] for block in [*results[num_old:], *filter(_loads, results)]}
         ids = [block["tool_use_id"] for block in results[:num_old] if block["tool_use_id"] not in kept]
         return {id: names[id] for id in ids if names[id] not in self.excluded}
 
@@ -202,32 +202,47 @@ class ContextEdits:
         Raises:
             PromptTooLong: the prompt is too long to be tokenized, even after the edits.
         """
-        prompt, num_tokens, error = None, 0, None
+        prompt: Prompt | None = None
+        too_long: PromptTooLong | None = None
         try:
             prompt = render(request)
             num_tokens = len(prompt.ids)
-        except PromptTooLong as too_long:
-            num_tokens, error = too_long.num_prompt, too_long
+        except PromptTooLong as error:
+            num_tokens, too_long = error.num_prompt, error
         self.applied, self.num_original = [], num_tokens
         self.edited = EditedMessages(self._messages)
         for edit in self._edits:
-            edited = self._edited(edit, self.edited, num_tokens)
-            if edited is None:
-                continue
-            changed, applied = edited
-            built = self._build(changed)
-            shorter = request._replace(messages=built.messages, media=built.media)
-            after = render(shorter)
-            removed = num_tokens - len(after.ids)
-            if isinstance(edit, ClearToolUses) and removed < max(1, edit.at_least):
-                continue
-            applied["cleared_input_tokens"] = max(0, removed)
-            self.applied.append(applied)
-            self.edited, request, prompt, num_tokens = changed, shorter, after, len(after.ids)
+            shorter = self._shorten(edit, request, num_tokens, render)
+            if shorter is not None:
+                request, prompt = shorter
+                num_tokens = len(prompt.ids)
         if prompt is None:
-            assert error is not None, "the prompt was not rendered"
-            raise error
+            assert too_long is not None, "the prompt was not rendered"
+            raise too_long
         return (request, prompt) if self.summarizing is None else self.summarizing.shorten(request, prompt, render)
+
+    def _shorten(
+        self, edit: Clearing, request: Request, num_tokens: int, render: Callable[[Request], Prompt]
+    ) -> tuple[Request, Prompt] | None:
+        """Apply an edit. Return the request and its prompt, or None if the edit is not due or removes too little.
+
+        Args:
+            num_tokens: the number of prompt tokens before the edit.
+        """
+        due = self._edited(edit, self.edited, num_tokens)
+        if due is None:
+            return None
+        edited, applied = due
+        built = self._build(edited)
+        request = request._replace(messages=built.messages, media=built.media)
+        prompt = render(request)
+        num_removed = num_tokens - len(prompt.ids)
+        if isinstance(edit, ClearToolUses) and num_removed < max(1, edit.at_least):
+            return None
+        applied["cleared_input_tokens"] = max(0, num_removed)
+        self.applied.append(applied)
+        self.edited = edited
+        return request, prompt
 
     def _num_cleared(self, edit: ClearThinking) -> int:
         return 0 if edit.keep is None else max(0, self._num_reasoning - edit.keep)
