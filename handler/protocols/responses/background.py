@@ -43,6 +43,8 @@ def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:
     Raises:
         InvalidParameter: the field is invalid, or the client could not poll the response.
     """
+    if context.keeper is None:
+        return False
     field = NamedValue(BACKGROUND, body.get(BACKGROUND))
     if not field.optional(boolean):
         return False

@@ -268,14 +268,10 @@ class InputReader(TurnsReader):
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         field = "previous_response_id" if body.get("conversation") is None else "conversation"
-        stored = [
-            (f"{field}: item {index}", item) for index, item in enumerate(self.history) if item["type"] != TRIGGER
-        ]
+        stored = [(f"{field}: item {index}", item) for index, item in enumerate(self.history) if not _is_left_out(item)]
         sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
         for at, item in after_compaction([*stored, *sent]):
-            is_call = at.startswith(field) and item["type"] in ("function_call", "custom_tool_call")
-            if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
-                self._item(item, at)
+            self._item(item, at)
         self._add_shown()
         if not self.chat:
             raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
@@ -418,6 +414,13 @@ class InputReader(TurnsReader):
         value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
         self._calls[id] = item["type"]
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+def _is_left_out(item: Mapping[str, Any]) -> bool:
+    """Return whether a stored item is no part of the prompt: a request for a summary, or a call that was cut off."""
+    if item["type"] in ("function_call", "custom_tool_call"):
+        return bool(item.get("status") == "incomplete")
+    return bool(item["type"] == TRIGGER)
 
 
 def _user_message(text: str) -> dict[str, Any]:
@@ -851,20 +854,20 @@ class OpenAiResponses(OpenAiDialect):
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         _check_names(body)
-        keeper = request_context.keeper
         keeps = read_store(body, context, request_context) and self.computes
-        in_background = keeper is not None and self.computes and read_background(body, request_context)
-        management = NamedValue("context_management", body.get("context_management"))
-        threshold = management.optional(partial(read_threshold, context_length=context.most_tokens()))
+        in_background = self.computes and read_background(body, request_context)
+        threshold = NamedValue("context_management", body.get("context_management")).optional(
+            partial(read_threshold, context_length=context.most_tokens())
+        )
         translated = _translate(body, context, request_context)
         ignored = self.unknown(body, context, *translated.input.unknown, *translated.tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps, background=in_background)
-            if keeper and conversation_in(body):
+            if request_context.keeper and conversation_in(body):
                 head["conversation"] = ConversationName(id=conversation_in(body))
-            keeping = self._keeping(head, translated.input, keeper, stores=keeps or in_background)
+            keeping = self._keeping(head, translated.input, request_context.keeper, stores=keeps or in_background)
             if _UNHEEDED in translated.chat.ignored:
-                head["tools"] = [without_strict(tool) for tool in head["tools"]]
+                head["tools"] = [*map(without_strict, head["tools"])]
                 ignored += ["tools[].format"] if translated.tools.formats else []
             ignored += [*map(_in_responses_words, translated.chat.ignored), *self.no_effect(body)]
             translated = translated._replace(chat=translated.chat._replace(ignored=ignored))
@@ -914,11 +917,11 @@ class OpenAiResponses(OpenAiDialect):
         )
         requests = (chat.request if summarizing is None else chat.request._replace(edit=summarizing.edit),)
         if chat.framing is JSON and not in_background:
-            document = self._document(settings, reader, summarizing)
-            parsed, times = ParsedRequest(requests, document, self.errors, chat.ignored), 1
+            parsed = ParsedRequest(requests, self._document(settings, reader, summarizing), self.errors, chat.ignored)
+            times = 1
         else:
-            stream = _stream(settings, reader, summarizing)
-            parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
+            parsed = streaming(requests, _stream(settings, reader, summarizing), self.errors, chat.ignored)
+            times = NUM_STATES
         if in_background and keeping is not None:
             parsed = _detached(parsed, settings, keeping, streams=chat.framing is not JSON)
         if summarizing is not None:
@@ -954,9 +957,9 @@ def _translate(body: Mapping[str, Any], context: ServerContext, request_context:
     reader.read(body)
     tools.read(body.get("tools"))
     choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
-    stored_fields = STORED_FIELDS if request_context.keeper else ()
+    same = _SAME.difference(STORED_FIELDS if request_context.keeper else ())
     fields = {
-        **{name: body[name] for name in _SAME if name in body and name not in stored_fields},
+        **{name: body[name] for name in same if name in body},
         "reasoning_effort": effort,
     }
     tool_fields = {
