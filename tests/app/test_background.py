@@ -304,6 +304,24 @@ def test_limits() -> None:
         assert "option.background_timeout" in late["error"]["message"]
 
 
+@pytest.mark.parametrize("batch", [(), ("-o", "option.rolling_batch=disable")])
+def test_it_may_wait_as_long_as_it_may_run(batch: tuple[str, ...]) -> None:
+    """Where requests run in dynamic batches too: it waits for the earlier one longer than other requests may."""
+    limits = ("background_timeout=60", "predict_timeout=0.5", "max_rolling_batch_size=1")
+    options = [part for limit in limits for part in ("-o", f"option.{limit}")]
+    with serve(*MEMORY, *SLOW, *options, "-o", "max_batch_delay=0", *batch) as server:
+        first = create(server, max_output_tokens=100)["id"]
+        wait_for(lambda: call(server, "GET", first).json()["status"] == "in_progress", 10, "it does not run")
+        second = create(server)["id"]
+        plain = server.post({"input": "a", "max_output_tokens": 1}, PATH, headers=ANN)
+        assert (plain.status_code, "(option.predict_timeout)" in plain.text) == (429, True), plain.text
+        for id in (first, second):
+            assert poll(server, id)["status"] == "incomplete"
+    with serve(*MEMORY, *SLOW, "-o", "option.background_timeout=1", "-o", "max_batch_delay=0", *batch) as server:
+        late = poll(server, create(server, max_output_tokens=4000)["id"])
+        assert "option.background_timeout" in late["error"]["message"]
+
+
 def test_the_engine_fails() -> None:
     with serve(*MEMORY, "-o", "option.echo_cues=true") as server:
         body = {"input": "a b <raise>", "background": True, "max_output_tokens": 20}
