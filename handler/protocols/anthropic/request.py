@@ -241,13 +241,14 @@ class MessagesReader(TurnsReader):
         changes: what the messages say about the tools that the model may call, in the order of the messages.
         effort: the effort that the messages set for the response, or None if they set none.
         signer: the signer of summaries.
+        last_summary: the last summary in the messages, or "" if there is none.
     """
 
     def __init__(self, context: ServerContext, owner: str) -> None:
         super().__init__(context)
         self.signer = Signer(context.sealer, owner)
         self._num_instructions = 0  # messages of the chat that no summary stands for
-        self._has_summary = False
+        self.last_summary = ""
         self.continues = False
         self.changes: list[ToolChange] = []
         self.effort: str | None = None
@@ -310,7 +311,7 @@ class MessagesReader(TurnsReader):
                 self._read_content(message["role"], message.get("content"), f"{at}.content")
             if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
                 changing[index] = self.changes[-1].at
-        if self._has_summary:
+        if self.last_summary:
             check_signed(conversation, paths)
         check_positions([message["role"] for message in conversation], changing)
         self.effort = effort_of_messages(conversation)
@@ -356,7 +357,7 @@ class MessagesReader(TurnsReader):
         summary = read_summary(block, at, self.signer)
         if summary is None:
             return add_to_turn(self.chat, role)
-        self._has_summary = True
+        self.last_summary = summary
         del self.chat[self._num_instructions :]
         add_to_turn(self.chat, "user", content=BEFORE + summary)
 
@@ -620,22 +621,24 @@ class AnthropicMessages(OpenAiDialect):
             return self._respond(chat, thinking, keeping, signer=reader.signer)
         if edits is None:
             return self._respond(chat, thinking, keeping)
-        context_edits = self._context_edits(edits, translator, reader.num_reasoning)
+        context_edits = self._context_edits(edits, translator, reader)
         if context_edits.needed:
             chat = chat._replace(request=chat.request._replace(edit=context_edits.edit))
         return self._respond(chat, thinking, keeping, context_edits)
 
-    def _context_edits(self, edits: Sequence[Edit], translator: _Translator, num_reasoning: int) -> ContextEdits:
+    def _context_edits(self, edits: Sequence[Edit], translator: _Translator, reader: MessagesReader) -> ContextEdits:
         """Return the edits of a request.
 
         Raises:
             InvalidPayload: there is no response that a summary could precede.
         """
-        context_edits = ContextEdits(edits, translator.messages, num_reasoning, translator.edited_request)
+        context_edits = ContextEdits(edits, translator.messages, reader.num_reasoning, translator.edited_request)
         if context_edits.compact is not None and self.computes:
             if translator.body["max_tokens"] == 0:
                 raise InvalidPayload("max_tokens=0: there is no response that a summary could precede")
-            context_edits.summarizing = _summarizing(context_edits, context_edits.compact, translator)
+            context_edits.summarizing = _summarizing(
+                context_edits, context_edits.compact, translator, reader.last_summary
+            )
         return context_edits
 
     def _respond(
@@ -820,7 +823,7 @@ class _Translator:
         return reader.conversation()
 
 
-def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator) -> Summarizing:
+def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator, last_summary: str) -> Summarizing:
     """Return what has the edited conversation summarized if it is still too long."""
 
     def ask() -> SummaryRequest:
@@ -830,7 +833,7 @@ def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator)
         return SummaryRequest(summary.request, summary.format.form)
 
     most_tokens = translator.context.most_tokens
-    return Summarizing(compact.threshold(most_tokens()), most_tokens, ask, translator.request_after)
+    return Summarizing(compact.threshold(most_tokens()), most_tokens, ask, translator.request_after, last_summary)
 
 
 class _Chat(OpenAiChat):

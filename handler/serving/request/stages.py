@@ -281,7 +281,7 @@ class Gating:
         life.on(JOIN)
         turn = self._gate.join(owner, line=requests[0].background is not None)
         life.hold(functools.partial(self._gate.leave, turn))
-        return self._gate.wait(turn)
+        return self._gate.wait(turn, requests[0].time_limit)
 
 
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------
