@@ -7,7 +7,7 @@ import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
@@ -55,7 +55,7 @@ from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, r
 from handler.serving.batches.runner import OF_THE_LINE, line_answer
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import Share
+from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.task import ignored_header
 from handler.serving.stored_responses import ResponseStore
 
@@ -307,8 +307,27 @@ class Records(Inference):
 # -- stored responses at /v1/responses/{id}: read, list the input, delete. Only their owner can access them ------------
 
 
-StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
-"""Function that takes the store, the owner, the response ID and the query, and returns the JSON value to send."""
+class StoredCall(NamedTuple):
+    """A call of a route for stored responses.
+
+    Attributes:
+        id: the id of the response.
+        memory: share of the memory quota for the value to send.
+    """
+
+    store: ResponseStore
+    owner: str
+    id: str
+    query: QueryParams
+    memory: Share
+
+    def reserve(self, num_bytes: int) -> None:
+        """Take memory for stored JSON, before it is read."""
+        self.memory.take(BODY_MEMORY * num_bytes)
+
+
+StoredAnswer = Callable[[StoredCall], Awaitable[Any]]
+"""Function that returns the JSON value to send."""
 
 
 class ResponseRoutes:
@@ -316,7 +335,7 @@ class ResponseRoutes:
         self._model = model
         self._background = BackgroundHandlers(model)
         retrieve = self._background.retrieve(self._handler(_retrieve))
-        cancel = self._handler(self._background.cancel, changes=True)
+        cancel = self._handler(self._cancel, changes=True)
         endpoint = {"GET": retrieve, "DELETE": self._handler(self._delete, changes=True)}
         self.routes = [
             Route("/v1/responses/{response}", Endpoint(endpoint, errors=ERRORS)),
@@ -335,14 +354,15 @@ class ResponseRoutes:
                 await exchange.read()  # the response needs memory until then
 
         async def found(scope: Scope, memory: Share) -> HttpResponse:
-            store, id = self._model.preprocessor.store, scope["path_params"]["response"]
+            store = self._model.preprocessor.store
             try:
                 if changes:
                     self._model.availability.check_open()
                 if store is None:
                     raise NotFound("responses are not stored on this server (option.responses_store)")
                 query = QueryParams(query_of(scope))
-                value = await call(store, owner_of(scope["headers_by_name"]), id, query)
+                owner = owner_of(scope["headers_by_name"])
+                value = await call(StoredCall(store, owner, scope["path_params"]["response"], query, memory))
                 whole = HttpResponse(200, JSON.content_type, dumps(value))
                 memory.take(len(whole.body))
             except ServingError as error:
@@ -351,25 +371,33 @@ class ResponseRoutes:
 
         return handle
 
-    async def _delete(self, store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-        await self._background.stop(owner, id)
-        if not await asyncio.wrap_future(store.delete(owner, id)):
-            raise not_kept(id)
-        return deleted(id)
+    async def _delete(self, call: StoredCall) -> Any:
+        await self._background.stop(call.owner, call.id)
+        if not await asyncio.wrap_future(call.store.delete(call.owner, call.id)):
+            raise not_kept(call.id)
+        return deleted(call.id)
+
+    async def _cancel(self, call: StoredCall) -> Any:
+        return await self._background.cancel(call.store, call.owner, call.id, call.reserve)
 
 
-async def _retrieve(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    response = await asyncio.wrap_future(store.response(owner, id))
+async def _retrieve(call: StoredCall) -> Any:
+    response = await asyncio.wrap_future(call.store.response(call.owner, call.id, call.reserve))
     if response is None:
-        raise not_kept(id)
+        raise not_kept(call.id)
     return response
 
 
-async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    limit, after, newest_first, _ = read_page(query)
-    page = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
+async def _input_items(call: StoredCall) -> Any:
+    limit, after, newest_first, _ = read_page(call.query)
+    found = call.store.input_items(
+        call.owner, call.id, limit=limit, after=after, newest_first=newest_first, reserve=call.reserve
+    )
+    page = await asyncio.wrap_future(found)
     if page is None:
-        raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
+        raise (
+            NotKept(f"after={after[:128]}: response {call.id[:128]!r} has no such item") if after else not_kept(call.id)
+        )
     items, has_more = page
     return listed(items, has_more=has_more)
 

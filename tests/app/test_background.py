@@ -9,15 +9,18 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
+from handler.http import background_responses
+from handler.serving.background.tables import BackgroundTables, Batch
 from tests.app import test_batches as batches
 from tests.app.server import serve
 from tests.app.sockets.client import open_socket, receive, send
@@ -375,6 +378,50 @@ def test_a_full_store_fails_the_response(tmp_path: Path) -> None:
         events = events_in(call(server, "GET", f"{id}?stream=true").text)
         assert numbers(events) == list(range(len(events)))
         assert events[-1]["response"] == failed
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) -> None:
+    """Its final state is shown once it is stored, so that it is the same after a crash."""
+    with (
+        mock.patch.object(background_responses, "_WRITE_SECONDS", 0.5),
+        serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
+    ):
+        id = begin(server)
+        with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            stopped = call(server, method, f"{id}/cancel" if method == "POST" else id)
+            assert (stopped.status_code, "could not be stored yet" in stopped.text) == (503, True)
+            assert server.metric("lmi_active_sequences") == 0
+            assert call(server, "GET", id).json()["status"] == "in_progress"
+            other.execute("ROLLBACK")
+        assert poll(server, id)["status"] == "cancelled"
+        assert call(server, method, f"{id}/cancel" if method == "POST" else id).status_code == 200
+
+
+def test_what_a_response_repeats_is_bounded(server: LiveServer) -> None:
+    """Each event of its state repeats it, and so does each poll."""
+    tool = {"type": "function", "name": "f", "description": "a" * (5 << 20), "parameters": {}}
+    for stream in (False, True):
+        for _ in range(20):
+            refused = server.post({**LONG, "tools": [tool], "stream": stream}, PATH, headers={"x-api-key": "carl"})
+            assert (refused.status_code, "option.background_max_bytes" in refused.text) == (413, True)
+    tool["description"] = "a" * (3 << 20)
+    assert poll(server, create(server, tools=[tool])["id"])["tools"] == [{**tool, "strict": False}]
+
+
+def test_a_state_is_written_once(tmp_path: Path) -> None:
+    written: list[bool] = []
+    append = BackgroundTables.append
+
+    def appended(tables: BackgroundTables, batches: Sequence[Batch]) -> set[str]:
+        written.extend(batch.head is not None for batch in batches)
+        return append(tables, batches)
+
+    with mock.patch.object(BackgroundTables, "append", appended), serve(*MEMORY, *SLOW) as server:
+        poll(server, create(server, max_output_tokens=40)["id"])
+        assert len(written) > 2
+        assert written.count(True) == 1
 
 
 def test_a_response_belongs_to_a_conversation(server: LiveServer) -> None:
