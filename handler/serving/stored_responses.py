@@ -6,7 +6,6 @@ SQLite stores the responses on a separate thread. A response belongs to the API 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sqlite3
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, ServingError, Unavailable
@@ -24,13 +23,14 @@ from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
 from handler.protocols.kernel.stored import (
     CONVERSATION,
-    KeptAnswer,
     KeptItem,
+    KeptResponse,
     Recalled,
     State,
     Wanted,
     kept_items,
 )
+from handler.protocols.openai.api import Page
 from handler.serving.background.tables import IN_PROGRESS, BackgroundTables
 from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
@@ -40,6 +40,7 @@ from handler.serving.database import load_json, open_database
 log = logging.getLogger("handler")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _PERIOD = 10.0  # seconds between two searches for expired responses
 _SILENCE = 1.0  # seconds for which the same error of the database is not logged again
@@ -184,7 +185,7 @@ class ResponseDatabase:
     def keep(
         self,
         owner: str,
-        kept: KeptAnswer,
+        kept: KeptResponse,
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
@@ -224,7 +225,7 @@ class ResponseDatabase:
             return is_kept
 
     def insert(
-        self, owner: str, kept: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
+        self, owner: str, kept: KeptResponse, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
     ) -> None:
         """Insert a response, within a transaction.
 
@@ -264,7 +265,11 @@ class ResponseDatabase:
             self._database.execute("DELETE FROM answers WHERE owner = ? AND expires <= ?", (owner, self._clock()))
             self.conversations.hide_expired(owner)
             number, held, room = self._room(owner)
-        for is_conversation, row, *_ in self._oldest(owner, number - self._config.responses_max, held - room):
+        excess = number - self._config.responses_max, held - room
+        rows = self._oldest(owner, *excess)
+        if self.conversations.use_held(row for is_conversation, row, *_ in rows if is_conversation):
+            rows = self._oldest(owner, *excess)
+        for is_conversation, row, *_ in rows:
             if is_conversation:
                 self.conversations.hide(row)
             else:
@@ -435,28 +440,25 @@ class ResponseDatabase:
         query = "SELECT 1 FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
         return self._database.execute(query, (id, owner, self._clock())).fetchone() is not None
 
-    def input_items(
-        self, owner: str, id: str, limit: int, after: str, newest_first: bool, reserve: Reserve = _reserve_nothing
-    ) -> ItemPage | None:
-        """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
+    def input_items(self, owner: str, id: str, page: Page, reserve: Reserve = _reserve_nothing) -> ItemPage | None:
+        """Return a page of input items of a response, or None if the response or its item `page.after` is missing."""
         with self.reading():
-            rows = self._page(owner, id, limit + 1, after, newest_first, reserve)
-        return None if rows is None else ([*map(load_json, rows[:limit])], len(rows) > limit)
+            rows = self._page(owner, id, page, reserve)
+        return None if rows is None else ([*map(load_json, rows[: page.limit])], len(rows) > page.limit)
 
-    def _page(
-        self, owner: str, id: str, most: int, after: str, newest_first: bool, reserve: Reserve
-    ) -> list[bytes] | None:
+    def _page(self, owner: str, id: str, page: Page, reserve: Reserve) -> list[bytes] | None:
+        """Return the items of a page and the next one."""
         if self._head(owner, id) is None:
             return None
-        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
-        if after:
+        if page.after:
             position_query = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
-            row = self._database.execute(position_query, (id, after)).fetchone()
+            row = self._database.execute(position_query, (id, page.after)).fetchone()
             if row is None:
                 return None
             query, names = f"{query} AND place {beyond} ?", [id, row[0]]
-        query, values = f"{query} ORDER BY place {order} LIMIT ?", (*names, most)
+        query, values = f"{query} ORDER BY place {order} LIMIT ?", (*names, page.limit + 1)
         (size,) = self._database.execute(f"SELECT total(length(item)) FROM ({query})", values).fetchone()
         reserve(int(size))
         return [item for (item,) in self._database.execute(query, values)]
@@ -521,7 +523,7 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, lambda: self._database.check_room(owner, size))
+        return self.call(owner, self._database.check_room, owner, size)
 
     def recall(
         self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ResponseTurn | None = None
@@ -538,7 +540,7 @@ class ResponseStore:
         """
         if self._begun(owner, references.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(owner, lambda: self._database.recall(owner, references, reserve, turn))
+        return self.call(owner, self._database.recall, owner, references, reserve, turn)
 
     def new_turn(self) -> ResponseTurn:
         """Return a turn for a request in a conversation, which `recall` takes."""
@@ -554,7 +556,7 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, lambda: self._database.read_conversations(read))
+        return self.call(owner, self._database.read_conversations, read)
 
     def change_conversation(self, owner: str, change: Callable[[Conversations], tuple[int, T]]) -> Future[T]:
         """Change a conversation of an owner, as `ResponseDatabase.change_conversation` does.
@@ -562,25 +564,25 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, lambda: self._database.change_conversation(owner, change))
+        return self.call(owner, self._database.change_conversation, owner, change)
 
     def response(self, owner: str, id: str, reserve: Reserve = _reserve_nothing) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
         if (begun := self._begun(owner, id)) is not None:
-            return _done({**begun.answer})
-        return self._submit(owner, lambda: self._database.response(owner, id, reserve))
+            return _done({**begun.response})
+        return self.call(owner, self._database.response, owner, id, reserve)
 
     def exists(self, owner: str, id: str) -> Future[bool]:
         """Return whether an owner has a response with this id, which may be in progress."""
         if self._begun(owner, id) is not None:
             return _done(True)
-        return self._submit(owner, lambda: self._database.exists(owner, id))
+        return self.call(owner, self._database.exists, owner, id)
 
     def input_items(
-        self, owner: str, id: str, *, limit: int, after: str, newest_first: bool, reserve: Reserve = _reserve_nothing
+        self, owner: str, id: str, page: Page, reserve: Reserve = _reserve_nothing
     ) -> Future[ItemPage | None]:
-        """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
-        return self._submit(owner, lambda: self._database.input_items(owner, id, limit, after, newest_first, reserve))
+        """Return a page of input items of a response, or None if the response or its item `page.after` is missing."""
+        return self.call(owner, self._database.input_items, owner, id, page, reserve)
 
     def delete(self, owner: str, id: str) -> Future[bool]:
         """Delete a response, and return whether it existed.
@@ -590,24 +592,25 @@ class ResponseStore:
         """
         if self._begun(owner, id) is not None:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
-        return self._submit(owner, lambda: self._database.delete(owner, id))
+        return self.call(owner, self._database.delete, owner, id)
 
-    def call(self, owner: str, method: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a method of the database.
+    def call(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        """Call a method of the database on the store thread.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, functools.partial(method, *arguments))
+        self.check_calls(owner)
+        return self.write(owner, method, *arguments, **options)
 
     @property
     def background(self) -> BackgroundTables:
         """The tables of background responses. Call their methods by `call` or `write`."""
         return self._database.background
 
-    def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
+    def begin(self, owner: str, id: str, response: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
-        in_progress = InProgress(owner, answer)
+        in_progress = InProgress(owner, response)
         self._in_progress[id] = in_progress
         return in_progress
 
@@ -615,8 +618,9 @@ class ResponseStore:
         """Remove a response in progress that is not stored, if it is registered."""
         self._in_progress.pop(id, None)
 
-    def keep(self, owner: str, answer: KeptAnswer, turn: ResponseTurn | None = None) -> bool:
-        """Store a finished response, and return whether it was stored. This must be called within `write`.
+    def keep(self, owner: str, response: KeptResponse, turn: ResponseTurn | None = None) -> bool:
+        """Store a finished response, and return whether it was stored. This must be called within `write`, because a
+        database has one transaction at a time.
 
         Args:
             turn: turn in the conversation, to which the response is appended unless it failed. The turn ends. None
@@ -625,11 +629,12 @@ class ResponseStore:
         Raises:
             ServingError: the response could not be appended. Nothing has changed.
         """
+        assert threading.current_thread() is self._thread, "only the thread of the store uses the database"
         try:
-            head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
+            head, items = dumps(response.head), [*response.given, *kept_items(response.output)]
             size = len(head) + sum(len(item) for _, item in items)
-            appending = None if answer.failed else turn
-            return self._database.keep(owner, answer, head, items, size, appending)
+            appending = None if response.failed else turn
+            return self._database.keep(owner, response, head, items, size, appending)
         except (sqlite3.Error, ServingError) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             failure: Exception = error
@@ -637,10 +642,10 @@ class ResponseStore:
             log.exception("a bug in the server: a response could not be stored")
             failure = error
         finally:
-            self.end(answer.id)
+            self.end(response.id)
             if turn is not None:
                 turn.end()
-        if turn is None or answer.failed:
+        if turn is None or response.failed:
             return False
         if isinstance(failure, ServingError):
             raise failure
@@ -664,12 +669,8 @@ class ResponseStore:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _submit(self, owner: str, call: Callable[[], T]) -> Future[T]:
-        self.check_calls(owner)
-        return self.write(owner, call)
-
-    def write(self, owner: str, call: Callable[[], T]) -> Future[T]:
-        """Make a call on the store thread, even if many calls are waiting. Used for the `feed` method of replies."""
+    def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        """Do the same as `call`, even if many calls are waiting. Used for what must not be lost."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 
@@ -678,7 +679,7 @@ class ResponseStore:
                 return
             try:
                 self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
-                future.set_result(call())
+                future.set_result(method(*arguments, **options))
             except sqlite3.Error as error:
                 self._report(error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
@@ -730,8 +731,8 @@ def _done(value: T) -> Future[T]:
 class InProgress:
     """A response in progress. The `OwnersKeeper` of its request refers to this object."""
 
-    def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
-        self.owner, self.answer = owner, answer
+    def __init__(self, owner: str, response: Mapping[str, Any]) -> None:
+        self.owner, self.response = owner, response
 
 
 class OwnersKeeper:
@@ -748,13 +749,13 @@ class OwnersKeeper:
         self._in_progress: dict[str, InProgress] = {}
         self._has_ended = False
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        self._in_progress[id] = self._store.begin(self._owner, id, answer)
+    def begin(self, id: str, response: Mapping[str, Any]) -> None:
+        self._in_progress[id] = self._store.begin(self._owner, id, response)
         if self._has_ended:  # in the meantime, on another thread
             self._store.end(id)
 
-    def keep(self, answer: KeptAnswer) -> bool:
-        return self._store.keep(self._owner, answer, self._turn)
+    def keep(self, response: KeptResponse) -> bool:
+        return self._store.keep(self._owner, response, self._turn)
 
     def end(self) -> None:
         """End the responses in progress, which are not stored any more, and those that begin later."""

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from handler.http import background_responses
-from handler.serving.background.tables import BackgroundTables, Batch
+from handler.serving.background.tables import BackgroundTables, NewEvents
 from tests.app import test_batches as batches
 from tests.app.server import serve
 from tests.app.sockets.client import open_socket, receive, send
@@ -414,9 +414,9 @@ def test_a_state_is_written_once(tmp_path: Path) -> None:
     written: list[bool] = []
     append = BackgroundTables.append
 
-    def appended(tables: BackgroundTables, batches: Sequence[Batch]) -> set[str]:
-        written.extend(batch.head is not None for batch in batches)
-        return append(tables, batches)
+    def appended(tables: BackgroundTables, events: Sequence[NewEvents]) -> set[str]:
+        written.extend(new.head is not None for new in events)
+        return append(tables, events)
 
     with mock.patch.object(BackgroundTables, "append", appended), serve(*MEMORY, *SLOW) as server:
         poll(server, create(server, max_output_tokens=40)["id"])
@@ -449,38 +449,43 @@ def test_responses_of_many_owners_are_those_that_they_get_plainly(tmp_path: Path
     draw = random.Random(20261129)
     with serve("--engine", "echo", *options, *rate, "-o", f"option.responses_store={tmp_path}") as server:
 
-        def ask(owner: int, number: int, **more: Any) -> Any:
+        def client_of(owner: int) -> httpx.Client:
+            headers = {"x-api-key": f"key {owner}"}
+            return httpx.Client(base_url=server.url, headers=headers, timeout=100, verify=False, trust_env=False)
+
+        def ask(client: httpx.Client, owner: int, number: int, **more: Any) -> Any:
             """The echo repeats the prompt, which tells whose it is."""
             body = {"input": f"owner {owner} asks {number}", "max_output_tokens": 40, "temperature": 0, **more}
-            found = http.post(server.url + PATH, json=body, headers={"x-api-key": f"key {owner}"}, timeout=100)
+            found = client.post(PATH, json=body)
             assert found.status_code == 200, found.text
             return found.json()
 
-        def of_owner(owner: int, cancelled: set[int], streamed: set[int]) -> int:
-            headers = {"x-api-key": f"key {owner}"}
-            ids = []
-            for number in range(20):
-                ids.append(ask(owner, number, background=True)["id"])
-                if number in cancelled:
-                    call(server, "POST", f"{ids[-1]}/cancel", headers)
-            lost = 0
-            for number, id in enumerate(ids):
-                ended = poll(server, id, headers)
-                if ended["status"] == "cancelled":
-                    assert number in cancelled
-                    lost += 1
-                    continue
-                (said,) = (item["content"][0]["text"] for item in ended["output"])
-                assert said.startswith(f" user: owner {owner} asks {number} ")
-                if number in streamed:
-                    plain = ask(owner, number)
-                    assert plain["output"][0]["content"][0]["text"] == said
-                    assert plain["usage"] == ended["usage"]
+        def of_owner(owner: int, cancelled: set[int]) -> int:
+            with client_of(owner) as client:
+                ids = []
+                for number in range(20):
+                    ids.append(ask(client, owner, number, background=True)["id"])
+                    if number in cancelled:
+                        client.post(f"{PATH}/{ids[-1]}/cancel")
+                plain = [ask(client, owner, number, store=False) for number in range(20)]
+                lost = 0
+                for number, id in enumerate(ids):
+                    while (ended := client.get(f"{PATH}/{id}").json())["status"] not in ENDED:
+                        time.sleep(0.02)
+                    if ended["status"] == "cancelled":
+                        assert number in cancelled
+                        lost += 1
+                        continue
+                    (said,) = (item["content"][0]["text"] for item in ended["output"])
+                    assert said.startswith(f" user: owner {owner} asks {number} ")
+                    assert ended["output"][0]["content"] == plain[number]["output"][0]["content"]
+                    assert ended["usage"] == plain[number]["usage"]
             return lost
 
         with ThreadPoolExecutor(16) as threads:
-            drawn = [(set(draw.sample(range(20), 5)), set(draw.sample(range(20), 4))) for _ in range(64)]
-            lost = sum(threads.map(lambda owner: of_owner(owner, *drawn[owner]), range(64)))
+            drawn = [set(draw.sample(range(20), 5)) for _ in range(64)]
+            lost = sum(threads.map(of_owner, range(64), drawn))
         assert 0 < lost <= 64 * 5
         wait_for(lambda: server.metric("lmi_active_sequences") == 0, 5, "the engine still runs something")
-        assert ask(0, 0, background=True)["status"] == "queued", "there is room again"
+        with client_of(0) as client:
+            assert ask(client, 0, 0, background=True)["status"] == "queued", "there is room again"
