@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
@@ -42,6 +42,9 @@ log = logging.getLogger("handler.server")
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+Responded = tuple[Any, Sequence[str]]
+"""The JSON value of a response, and the names of the ignored parameters."""
 
 SHARED = "shared_headers"
 """Scope key for headers to add to every response to the request. This is cheaper than a wrapper around `send`."""
@@ -430,9 +433,9 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     yield from coroutine
 
 
-Respond = Callable[[Scope, Send], Awaitable[None]]
+Responder = Callable[[Scope, Send], Awaitable[None]]
 
-Detach = Callable[[ServedModel, RequestTask], Awaitable[Respond | None]]
+Detach = Callable[[ServedModel, RequestTask], Awaitable[Responder | None]]
 """Function that starts a response in the background, which then closes the task. Returns a function that responds to
 the request, or None if the task has been refused.
 """

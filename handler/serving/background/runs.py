@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import time
@@ -22,7 +21,7 @@ from handler.core.errors import GenerationFailed, Overloaded, ServingError, Unav
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.protocols.kernel.stored import Detached
 from handler.protocols.responses.background import failed_event, response_in, split_events, with_status
-from handler.serving.background.tables import Batch, EventPage
+from handler.serving.background.tables import EventPage, NewEvents
 from handler.serving.request.life import COMMIT
 from handler.serving.request.task import RequestTask
 from handler.serving.stored_responses import InProgress, ResponseStore
@@ -206,10 +205,10 @@ class BackgroundRun:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def batch(self) -> Batch:
+    def new_events(self) -> NewEvents:
         """Return what has to be written of a response that has not ended."""
         head = {name: value for name, value in self.response.items() if name != "output"}
-        return Batch(self.id, self.log.written, [*self.log.pending], head)
+        return NewEvents(self.id, self.log.written, [*self.log.pending], head)
 
     async def write_end(self, store: ResponseStore) -> bool:
         """Write the final state. Return whether this has succeeded.
@@ -239,12 +238,11 @@ class BackgroundRun:
 
     async def _write_end(self, store: ResponseStore, response: Mapping[str, Any], *, needs_room: bool) -> None:
         last = self._last if self.detached.streams else ()
-        batch = Batch(self.id, self.log.written, [*self.log.pending, *last])
-        end = functools.partial(store.background.end, needs_room=needs_room)
-        call = functools.partial(end, self.owner, self.detached, response, batch)
-        await asyncio.wrap_future(store.write(self.owner, call))
+        owner, events = self.owner, [*self.log.pending, *last]
+        ending = store.write(owner, store.background.end, owner, self.detached, response, events, needs_room=needs_room)
+        await asyncio.wrap_future(ending)
         self.log.add(last)
-        self.log.note_written(len(batch.events))
+        self.log.note_written(len(events))
 
     def finish(self) -> None:
         """Close the request, and tell everyone who waits that the response has ended."""
@@ -298,9 +296,8 @@ class BackgroundRuns:
         self.store.check_calls(owner)
         run = BackgroundRun(task, detached, self._config, lambda: self._note(run))
         self._numbers[owner] += 1
-        queue = functools.partial(self.store.background.queue, owner, run.detached)
         try:
-            await asyncio.wrap_future(self.store.write(owner, queue))
+            await asyncio.wrap_future(self.store.write(owner, self.store.background.queue, owner, run.detached))
         except BaseException:
             self._release(owner)
             raise
@@ -318,7 +315,7 @@ class BackgroundRuns:
 
     def _note(self, run: BackgroundRun) -> None:
         if run.in_store is not None:
-            run.in_store.answer = run.response
+            run.in_store.response = run.response
         self._dirty.add(run)
         self._changed.set()
 
@@ -349,16 +346,15 @@ class BackgroundRuns:
         """Write the events of running responses, and end those that another server has cancelled or deleted."""
         if not runs:
             return
-        batches = [run.batch() for run in runs]
+        written = [run.new_events() for run in runs]
         try:
-            append = functools.partial(self.store.background.append, batches)
-            gone = await asyncio.wrap_future(self.store.write("", append))
+            gone = await asyncio.wrap_future(self.store.write("", self.store.background.append, written))
         except Unavailable:  # it is already logged
             for run in runs:
                 run.fail("the events of the response could not be stored")
             return
-        for run, batch in zip(runs, batches, strict=True):
-            run.log.note_written(len(batch.events))
+        for run, new in zip(runs, written, strict=True):
+            run.log.note_written(len(new.events))
             if run.id in gone:
                 run.cancel()
             run.wake_readers()

@@ -136,8 +136,8 @@ class RequestTask(Life):
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "memory",
-        "on_bytes", "parsed", "unsent",
+        "__weakref__", "_admission", "_capture", "_driver", "_head", "_loaded", "_refusal", "_road", "_stats",
+        "memory", "on_bytes", "parsed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -157,6 +157,7 @@ class RequestTask(Life):
         self._capture = capture
         self._road = _Road()
         self._refusal: _Refusal | None = None
+        self._loaded: SharedMedia = []  # media that the next request of the reply may have too
         self.on_bytes = on_bytes
         self.memory = RequestMemory(admission.memory)
         self.parsed: ParsedRequest | None = None
@@ -320,6 +321,9 @@ class RequestTask(Life):
         try:
             owner = self._head.owner
             loaded: SharedMedia = []
+            if self.parsed.follow_up is not None:
+                self._loaded = loaded
+                self.hold(loaded.clear)
             encodings = [Encoding(request, size, owner, self.hold, take_prompt, loaded) for request in requests]
             for encoding in encodings:
                 for work in self._admission.plan.encode:
@@ -358,7 +362,7 @@ class RequestTask(Life):
             request = follow_up() if size < PARSE_INLINE else await self._admission.run(size, follow_up, owner)
             if request is None:
                 raise InternalError("the reply is not finished, but no request follows")
-            encoding = Encoding(request, size, owner, self.hold)
+            encoding = Encoding(request, size, owner, self.hold, None, self._loaded)
             for work in self._admission.plan.encode:
                 if (waiting := work(encoding)) is not None:
                     await waiting
