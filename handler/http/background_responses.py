@@ -20,8 +20,8 @@ from handler.http.inference import (
     KEEP_ALIVE,
     Handle,
     Headers,
+    Respond,
     Responded,
-    Responder,
     encoded,
     log_slow_client,
     send_answer,
@@ -43,7 +43,7 @@ _PART = 1 << 16  # bytes of events after which a part is sent
 _LOOK_SECONDS = 1.0  # between two searches for events of a response that another server runs
 
 
-async def create(model: ServedModel, task: RequestTask) -> Responder | None:
+async def create(model: ServedModel, task: RequestTask) -> Respond | None:
     """Start a background response, which closes the task. It goes on when the client disconnects.
 
     Returns:

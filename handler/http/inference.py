@@ -433,9 +433,9 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     yield from coroutine
 
 
-Responder = Callable[[Scope, Send], Awaitable[None]]
+Respond = Callable[[Scope, Send], Awaitable[None]]
 
-Detach = Callable[[ServedModel, RequestTask], Awaitable[Responder | None]]
+Detach = Callable[[ServedModel, RequestTask], Awaitable[Respond | None]]
 """Function that starts a response in the background, which then closes the task. Returns a function that responds to
 the request, or None if the task has been refused.
 """

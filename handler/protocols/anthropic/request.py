@@ -239,13 +239,14 @@ class MessagesReader(TurnsReader):
         changes: what the messages say about the tools that the model may call, in the order of the messages.
         effort: the effort that the messages set for the response, or None if they set none.
         signer: the signer of summaries.
+        last_summary: the last summary in the messages, or "" if there is none.
     """
 
     def __init__(self, context: ServerContext, owner: str) -> None:
         super().__init__(context)
         self.signer = Signer(context.sealer, owner)
         self._num_instructions = 0  # messages of the chat that no summary stands for
-        self._has_summary = False
+        self.last_summary = ""
         self.continues = False
         self.changes: list[ToolChange] = []
         self.effort: str | None = None
@@ -308,7 +309,7 @@ class MessagesReader(TurnsReader):
                 self._read_content(message["role"], message.get("content"), f"{at}.content")
             if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
                 changing[index] = self.changes[-1].at
-        if self._has_summary:
+        if self.last_summary:
             check_signed(conversation, paths)
         check_positions([message["role"] for message in conversation], changing)
         self.effort = effort_of_messages(conversation)
@@ -354,7 +355,7 @@ class MessagesReader(TurnsReader):
         summary = read_summary(block, at, self.signer)
         if summary is None:
             return add_to_turn(self.chat, role)
-        self._has_summary = True
+        self.last_summary = summary
         del self.chat[self._num_instructions :]
         add_to_turn(self.chat, "user", content=BEFORE + summary)
 
@@ -658,7 +659,7 @@ class AnthropicMessages(OpenAiDialect):
                 return translate(fields, conversation, called).request
 
             context_edits.summarizing = Summarizing(
-                compact.threshold(context.most_tokens()), context.most_tokens, ask, go_on
+                compact.threshold(context.most_tokens()), context.most_tokens, ask, go_on, reader.last_summary
             )
         if context_edits.needed:
             chat = chat._replace(request=chat.request._replace(edit=context_edits.edit))
