@@ -271,7 +271,7 @@ def test_a_conversation_in_use_is_not_deleted_to_make_room(tmp_path: Path) -> No
         found = []
         for one in made:
             try:
-                stores[0].read_conversations(ANN, lambda stored, one=one: stored.find(ANN, one["id"])).result(WAIT)
+                stores[0].read_conversations(ANN, partial(Conversations.find, owner=ANN, id=one["id"])).result(WAIT)
             except NotKept:
                 found.append(False)
             else:
