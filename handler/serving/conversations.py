@@ -100,8 +100,8 @@ class Locks:
         if self._file is None:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         lock = struct.pack(_LOCK, kind, os.SEEK_SET, number, 1, 0)
-        found: int = struct.unpack(_LOCK, fcntl.fcntl(self._file, command, lock))[0]
-        return found
+        kind_before: int = struct.unpack(_LOCK, fcntl.fcntl(self._file, command, lock))[0]
+        return kind_before
 
 
 class ResponseTurn:

@@ -113,7 +113,7 @@ class SummaryReader:
         return text_of(self._events)
 
 
-class Asking(NamedTuple):
+class SummaryRequest(NamedTuple):
     """A request for a summary, and the settings for reading it."""
 
     request: Request
@@ -140,7 +140,7 @@ class Summarizing:
         self,
         threshold: int,
         context_length: Callable[[], int | None],
-        ask: Callable[[], Asking],
+        ask: Callable[[], SummaryRequest],
         go_on: Callable[[str], Request],
         last: str = "",
     ) -> None:

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from handler.core.errors import InvalidPayload, Overloaded
 from handler.core.media import MEDIA, MediaSource, Medium
@@ -207,9 +207,9 @@ def _among(loaded: SharedMedia, sources: Sequence[MediaSource]) -> Sequence[Medi
     """
     for earlier, media in loaded:
         remaining = iter(zip(earlier, media, strict=True))
-        found = [next((one for other, one in remaining if other[:3] == source[:3]), None) for source in sources]
-        if len(complete := [medium for medium in found if medium is not None]) == len(sources):
-            return complete
+        shared = [next((medium for other, medium in remaining if other[:3] == source[:3]), None) for source in sources]
+        if None not in shared:
+            return cast("list[Medium]", shared)
     return None
 
 
@@ -281,7 +281,7 @@ class Gating:
         life.on(JOIN)
         turn = self._gate.join(owner, line=requests[0].background is not None)
         life.hold(functools.partial(self._gate.leave, turn))
-        return self._gate.wait(turn)
+        return self._gate.wait(turn, requests[0].time_limit)
 
 
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from handler.core.errors import ConversationLocked, InvalidPayload, NotKept, Unavailable
 from handler.core.framing import loads
-from handler.protocols.kernel.stored import KeptAnswer, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptResponse, Wanted, kept_items
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
 from handler.serving.conversations import Conversations, ResponseTurn
@@ -193,7 +193,7 @@ class Stores(RuleBasedStateMachine):
         store, talk = self.stores[pending.server], self.talks.get(pending.id)
         owner = ANN if talk is None else talk.owner
         answer_id, given, output = f"resp_{self.number()}", self.items(1), self.items(2)
-        answer = KeptAnswer(
+        answer = KeptResponse(
             answer_id, "response", pending.id, how == "failed", {"id": answer_id}, kept_items(given), output,
             stored=how != "unstored",
         )  # fmt: skip
@@ -287,8 +287,8 @@ def test_a_conversation_in_use_is_not_deleted_to_make_room(tmp_path: Path) -> No
     assert exist() == [True, False, True, False]
     create(3, 1)
     assert exist() == [True, False, False, True]
-    answer = KeptAnswer("resp_1", "response", made[0]["id"], False, {}, kept_items([{"id": "a"}]), [], stored=False)
-    stores[0].write(ANN, partial(OwnersKeeper(stores[0], ANN, turn).keep, answer)).result(WAIT)
+    response = KeptResponse("resp_1", "response", made[0]["id"], False, {}, kept_items([{"id": "a"}]), [], stored=False)
+    stores[0].write(ANN, partial(OwnersKeeper(stores[0], ANN, turn).keep, response)).result(WAIT)
     number = stores[1].read_conversations(ANN, lambda one: one.find(ANN, made[0]["id"]).number).result(WAIT)
     assert len(stores[1].read_conversations(ANN, lambda one: one.items(number)).result(WAIT)) == 1
     for store in stores:
