@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from unittest import mock
@@ -152,24 +153,55 @@ def details(found: LlamaCppEngine, sampling: Sampling, prompt: Sequence[int] = P
 # -- what the server computes -----------------------------------------------------------------------------------------
 
 
+def margin(
+    server: Served, prompt: list[int], first: list[int], second: list[int], biases: Sequence[tuple[int, float]]
+) -> float:
+    """By how much the server prefers one of two answers where they part, before penalties."""
+    place = next(place for place, (one, other) in enumerate(zip(first, second, strict=True)) if one != other)
+    before = [*prompt, *first[:place]]
+    answer = own(server, before, n_predict=1, n_probs=len(server.pieces), grammar="root ::= [ -~]+")
+    best = answer["completion_probabilities"][0]["top_logprobs"]
+    values = {top["id"]: top["logprob"] + dict(biases).get(top["id"], 0.0) for top in best}
+    assert (first[place] in before) == (second[place] in before), "a penalty parts them"
+    return float(abs(values[first[place]] - values[second[place]]))
+
+
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_the_ids_are_the_servers_own(both: Both, at_once: int) -> None:
     server, model = both
-    expected = [own(server, prompt) for prompt in prompts(server, 40)]
-    finishes = Counter[Finish | None]()
+    fields: dict[str, Any] = {}
+    if isinstance(server, RealServer):  # random weights repeat a letter, and do not end an answer
+        letters = [[id, 1.0] for id, piece in enumerate(server.pieces) if piece >= b"\x80"]
+        fields = {"repeat_penalty": 3.0, "logit_bias": letters}
+    biases = tuple((id, bias) for id, bias in fields.get("logit_bias", ()))
+    sampling = SAMPLING._replace(repetition_penalty=fields.get("repeat_penalty", 1.0), logit_bias=biases)
+    asked = prompts(server, 40)
+    expected = [own(server, prompt, **fields) for prompt in asked]
+    finishes, num_ties = Counter[Finish | None](), 0
     with engine(model, server) as found:
         for start in range(0, 40, at_once):
             keys = range(start, start + at_once)
             for key in keys:
-                found.add(EngineRequest(key + 1, prompts(server, 40)[key], SAMPLING))
+                found.add(EngineRequest(key + 1, asked[key], sampling))
             for key, result in run(found, *(key + 1 for key in keys)).items():
                 answer = expected[key - 1]
-                assert result.ids == answer["tokens"]
+                if result.ids != answer["tokens"]:  # llama.cpp's sums depend on what else is in the batch
+                    assert at_once > 1
+                    assert margin(server, asked[key - 1], answer["tokens"], result.ids, biases) < 1e-3
+                    num_ties += 1
+                    continue
                 assert result.finish is (Finish.EOS if answer["stop_type"] == "eos" else Finish.LENGTH)
                 finishes[result.finish] += 1
-    assert len(finishes) == 2 or isinstance(server, RealServer), "random weights do not end an answer"
-    texts = ["".join(map(chr, b"".join(server.pieces[id] for id in answer["tokens"]))) for answer in expected]
-    assert sum(text.count("\xe6") + text.count("\xc3") for text in texts) > 10, "characters of several tokens"
+    assert num_ties <= (4 if isinstance(server, RealServer) else 0)
+    assert len(finishes) == 2 or isinstance(server, RealServer)
+    characters = Counter[bool]()  # whether one of several tokens is whole
+    for answer in expected:
+        incomplete = Pieces(server.pieces).incomplete(answer["tokens"])
+        for (first, is_cut), (second, is_still_cut) in pairwise(zip(answer["tokens"], incomplete, strict=True)):
+            if is_cut and not is_still_cut:
+                text = (server.pieces[first] + server.pieces[second]).decode(errors="ignore")
+                characters[any(len(one.encode()) > 1 for one in text)] += 1
+    assert min(characters[True], characters[False]) > 5, characters
 
 
 def test_the_log_probabilities_are_the_servers_own(both: Both) -> None:
