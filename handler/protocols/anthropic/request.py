@@ -64,12 +64,12 @@ from handler.protocols.anthropic.tools import (
     read_tools,
 )
 from handler.protocols.assistant.answer import reasoning_family
-from handler.protocols.assistant.summary import BEFORE, PROMPT, Asking, Summarizing, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
-    Conversation,
+    ChatMessages,
     TurnsReader,
     add_to_turn,
     check_taken,
@@ -239,13 +239,14 @@ class MessagesReader(TurnsReader):
         changes: what the messages say about the tools that the model may call, in the order of the messages.
         effort: the effort that the messages set for the response, or None if they set none.
         signer: the signer of summaries.
+        last_summary: the last summary in the messages, or "" if there is none.
     """
 
     def __init__(self, context: ServerContext, owner: str) -> None:
         super().__init__(context)
         self.signer = Signer(context.sealer, owner)
         self._num_instructions = 0  # messages of the chat that no summary stands for
-        self._has_summary = False
+        self.last_summary = ""
         self.continues = False
         self.changes: list[ToolChange] = []
         self.effort: str | None = None
@@ -308,7 +309,7 @@ class MessagesReader(TurnsReader):
                 self._read_content(message["role"], message.get("content"), f"{at}.content")
             if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
                 changing[index] = self.changes[-1].at
-        if self._has_summary:
+        if self.last_summary:
             check_signed(conversation, paths)
         check_positions([message["role"] for message in conversation], changing)
         self.effort = effort_of_messages(conversation)
@@ -354,7 +355,7 @@ class MessagesReader(TurnsReader):
         summary = read_summary(block, at, self.signer)
         if summary is None:
             return add_to_turn(self.chat, role)
-        self._has_summary = True
+        self.last_summary = summary
         del self.chat[self._num_instructions :]
         add_to_turn(self.chat, "user", content=BEFORE + summary)
 
@@ -645,12 +646,12 @@ class AnthropicMessages(OpenAiDialect):
             if body["max_tokens"] == 0:
                 raise InvalidPayload("max_tokens=0: there is no response that a summary could precede")
 
-            def ask() -> Asking:
+            def ask() -> SummaryRequest:
                 edited = context_edits.edited
                 extended = edited._replace(messages=[*edited.messages, _user(compact.instructions or PROMPT)])
                 conversation, more = read_again(extended, len(history)), {**called, "tool_choice": "none"}
                 summary = translate({**fields, **_UNSHAPED, "max_tokens": None}, conversation, more)
-                return Asking(of_bounded_length(unshaped(summary.request)), summary.format.form)
+                return SummaryRequest(of_bounded_length(unshaped(summary.request)), summary.format.form)
 
             def go_on(summary: str) -> Request:
                 block = {"type": COMPACTION, "content": summary}
@@ -658,7 +659,7 @@ class AnthropicMessages(OpenAiDialect):
                 return translate(fields, conversation, called).request
 
             context_edits.summarizing = Summarizing(
-                compact.threshold(context.most_tokens()), context.most_tokens, ask, go_on
+                compact.threshold(context.most_tokens()), context.most_tokens, ask, go_on, reader.last_summary
             )
         if context_edits.needed:
             chat = chat._replace(request=chat.request._replace(edit=context_edits.edit))
@@ -763,7 +764,7 @@ class AnthropicCountTokens(AnthropicMessages):
 
 def _read_again(
     body: Mapping[str, Any], edited: EditedMessages, num_before: int, *, context: ServerContext, owner: str
-) -> Conversation:
+) -> ChatMessages:
     """Return the chat of an edited conversation, whose first `num_before` messages are earlier ones of the thread."""
     reader = MessagesReader(context, owner)
     reader.read({**body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])

@@ -19,7 +19,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
-from handler.protocols.assistant.summary import PROMPT, Asking, Summarizing, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -79,6 +79,7 @@ from handler.protocols.responses.compaction import (
     CompactionStream,
     Summaries,
     after_compaction,
+    has_replaceable,
     read_threshold,
 )
 from handler.protocols.responses.response import (
@@ -235,6 +236,7 @@ class InputReader(TurnsReader):
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
+        last_summary: the last summary in the conversation, or "" if there is none.
 
     Args:
         calls: the types of calls that come before the items, by their ids, the latest last.
@@ -249,6 +251,7 @@ class InputReader(TurnsReader):
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
         self.compacts = False
+        self.last_summary = ""
         self._calls = {**calls}
 
     def read(self, body: Mapping[str, Any]) -> None:
@@ -327,7 +330,8 @@ class InputReader(TurnsReader):
         elif kind == "agent_message":
             self._agent_message(item, at)
         elif kind == COMPACTION:
-            add_to_turn(self.chat, "user", content=self.summaries.message(item, at))
+            self.last_summary = self.summaries.read(item, at)
+            add_to_turn(self.chat, "user", content=BEFORE + self.last_summary)
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
@@ -873,7 +877,8 @@ class OpenAiResponses(OpenAiDialect):
             ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
             chat = chat._replace(ignored=ignored)
             summarizing = None
-            if threshold is not None and not reader.compacts and self.computes:
+            may_compact = threshold is not None and not reader.compacts and self.computes
+            if threshold is not None and may_compact and has_replaceable([*reader.history, *reader.items]):
                 summarizing = self._summarizing(threshold, body, reader, context, request_context)
                 chat = chat._replace(request=chat.request._replace(edit=summarizing.edit))
             return self._respond(chat, head, tools.origins, keeping, reader, summarizing)
@@ -940,14 +945,14 @@ class OpenAiResponses(OpenAiDialect):
             extended = {**body, "input": [*reader.items, item], **more}
             return self._chat(extended, InputReader(context, request_context), ToolsReader(), context, request_context)
 
-        def ask() -> Asking:
+        def ask() -> SummaryRequest:
             asking = chat({"type": TRIGGER}, max_output_tokens=None)  # it limits the response after the summary
-            return Asking(unshaped(asking.request), asking.format.form)
+            return SummaryRequest(unshaped(asking.request), asking.format.form)
 
         def go_on(summary: str) -> Request:
             return chat(reader.summaries.item("", summary)).request
 
-        return Summarizing(threshold, context.most_tokens, ask, go_on)
+        return Summarizing(threshold, context.most_tokens, ask, go_on, reader.last_summary)
 
     def _respond(
         self,
