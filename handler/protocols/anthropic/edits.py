@@ -362,3 +362,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Edit]] = {
     _TOOL_USES: _clear_tool_uses,
     _COMPACT: _compact,
 }
+
+EDITS = (*_READERS,)
+"""The types of the edits."""
