@@ -104,6 +104,7 @@ class Background(RuleBasedStateMachine):
         self.server.wait_ready()  # after the engine's death
         body: dict[str, Any] = {"input": prompt, "max_output_tokens": length, "background": True, "store": stores}
         if summarizes:
+            body["input"] = [{"role": role, "content": prompt} for role in ("user", "assistant")]
             body["context_management"] = [{"type": "compaction", "compact_threshold": 1}]
         if streams:
             with Stream(self.server, "POST", json={**body, "stream": True}, headers=OWNERS[owner]) as stream:
