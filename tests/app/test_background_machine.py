@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -18,6 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.app.test_background import ENDED, PATH, Stream, call, events_in, numbers
 from tests.servers import LiveServer, serve, wait_for
 
+pytestmark = pytest.mark.timeout(300)  # it starts some twenty servers
 OWNERS = ({"authorization": "Bearer ann"}, {"authorization": "Bearer bob"})
 ORDER = ("queued", "in_progress", "ended")
 PROMPTS = st.sampled_from(["a b", "a b c d", "a <raise>", "a <die>"])
