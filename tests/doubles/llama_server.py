@@ -68,11 +68,12 @@ class LlamaServer:
         lacks: fields that its /props lacks, as an older server's.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
-        stops: `--reverse-prompt`.
+        eog: ids that end an answer.
     """
 
     def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:
         self.pieces = pieces
+        self.eog = EOG
         self.model = Model(pieces)
         self.slots = [Slot(id) for id in range(num_slots)]
         self.context = CONTEXT
@@ -288,9 +289,9 @@ class _Run:
                 raise self.slot.error
             id, score = self._sample()
             self._ids.append(id)
-            self._scores.append(score)
             self._text += b"" if id in EOG else server.pieces[id]
             if not cut_off(self._text):
+                self._scores.append(score)
                 yield self._partial(id, score)
             reason = self._reason(id, most)
             if reason:
@@ -453,12 +454,12 @@ def cut_off(text: bytes) -> bool:
 def texts(body: dict[str, Any]) -> list[bytes] | None:
     """The texts that a request's grammar allows, as far as the double reads grammars; None: all."""
     if "json_schema" in body and "grammar" not in body:
-        return [json.dumps(example(body["json_schema"])).encode()]
+        return [json.dumps(example(body["json_schema"]), ensure_ascii=False, separators=(",", ":")).encode()]
     if not (text := body.get("grammar", "")):
         return None
     literal = r'"((?:[^"\\]|\\.)*)"'
     rest = re.sub(literal + r"|\[(.)-(.)\]", "", text.removeprefix("root ::= "))
-    if not text.startswith("root ::= ") or rest.strip(" ()|"):
+    if not text.startswith("root ::= ") or rest.strip(" ()|+"):
         raise Refusal("Failed to initialize samplers: failed to parse grammar")
     found = [json.loads(re.sub(r"\\U0000(....)", r"\\u\1", f'"{one[1]}"')) for one in re.finditer(literal, text)]
     for one in re.finditer(r"\[(.)-(.)\]", text):
@@ -468,6 +469,8 @@ def texts(body: dict[str, Any]) -> list[bytes] | None:
 
 def example(schema: Any) -> Any:
     """An instance of a schema."""
+    if "const" in schema:
+        return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
     match schema.get("type"):

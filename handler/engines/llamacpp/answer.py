@@ -78,16 +78,24 @@ class LlamaCall(ResponseCheck):
         most = (least if without_end else self._most) - num_ids
         if self._num_unsent:
             most = min(most, self._num_unsent)
-        # A rule applies from the beginning of a completion, so a second one cannot score what a stream omits.
+        # A rule applies from the beginning of a completion, so no second one can follow after an incomplete stream.
         streamed = not (self._num_unsent or (self._scored and self._is_ruled))
         number = self._num_seeds + (self._num_of_leg > 0)
-        prompt = [*self._prompt, *self._ids]
-        self._leg = Leg(prompt, most, number, streamed=streamed, without_end=without_end)
+        self._leg = Leg(self.prefix(()), most, number, streamed=streamed, without_end=without_end)
         return completion(self._sampling, self._leg, self._context)
 
     @property
     def _is_ruled(self) -> bool:
         return self._sampling.structured_output is not None
+
+    @property
+    def num_scores(self) -> int:
+        """Number of log-probabilities to request for each token; 0 if none are needed."""
+        return max(self._num_tops, 1) if self._scored else 0
+
+    def prefix(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the prompt, the response so far, and further tokens of the completion."""
+        return [*self._prompt, *self._ids, *ids]
 
     @property
     def streamed(self) -> bool:
@@ -178,6 +186,33 @@ class LlamaCall(ResponseCheck):
         """Raise Failed if the completion that has ended brought nothing."""
         if not self._num_of_leg and not self._num_unsent:
             raise Failed("ended a completion without tokens")
+
+
+def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
+    """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
+
+    It omits tokens after which the text is incomplete, even if the response is not a stream.
+    """
+    scores = iter(tokens.scores)
+    return [None if omitted else next(scores, None) for omitted in pieces.incomplete(tokens.ids)]
+
+
+def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None:
+    """Return the log-probabilities of a token and of its alternatives from a response to `parameters.scores`.
+
+    Returns:
+        None if the token is not among the most likely ones.
+
+    Raises:
+        Failed: the response cannot be read.
+    """
+    tokens = read_completion(data)
+    try:
+        best = tokens.scores[0]["top_logprobs"]
+        logprob = next((entry["logprob"] for entry in best if entry["id"] == id), None)
+    except (IndexError, KeyError, TypeError) as error:
+        raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
+    return None if logprob is None else {"id": id, "logprob": logprob, "top_logprobs": best[:num_tops]}
 
 
 def _alternatives(entries: Sequence[Mapping[str, Any]]) -> Alternatives:

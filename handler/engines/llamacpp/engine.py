@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -15,12 +15,15 @@ import orjson
 
 from handler.engines.base import EngineConfig, EngineRequest, Silence
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
-from handler.engines.llamacpp.answer import LlamaCall, Tokens, read_completion, read_event
+from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.parameters import scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
 
+_SCORES = 1000  # log-probabilities in which a token is searched first
+_ALL_SCORES = 1 << 20  # more than a vocabulary has
 _LOOK = 1.0  # maximum seconds between two looks at a request that waits for a slot
 
 
@@ -168,7 +171,29 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         tokens = read_completion(await self._client.post(f"{_root(server.url)}/completion", body))
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
+        if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
+            tokens = tokens._replace(scores=await self._all_scores(server, running.call, tokens))
         await self._take_tokens(server, running, tokens)
+
+    async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
+        """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
+        pieces = await self._load_pieces()
+        if pieces is None:
+            raise Failed("reports no log-probabilities of incomplete characters", "set option.model_id")
+        return [
+            await self._score(server, call, call.prefix(tokens.ids[:place]), tokens.ids[place])
+            if reported is None
+            else reported
+            for place, reported in enumerate(aligned(tokens, pieces))
+        ]
+
+    async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
+        """Return the log-probabilities of a token after a prefix, and of its alternatives."""
+        for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
+            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
+            if (found := read_scores(data, id, call.num_scores)) is not None:
+                return found
+        raise Failed("reports no log-probability of a token", f"the id is {id}")
 
     async def _load_pieces(self) -> Pieces | None:
         """Return the vocabulary of the model's files, or None if there are none. A thread loads it."""

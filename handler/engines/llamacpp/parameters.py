@@ -96,6 +96,16 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
 
 
+def scores(prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """Return the body for /completion that gets the log-probabilities of the most likely tokens after a prompt.
+
+    llama-server reports none if the token that it chooses leaves a character incomplete, so the grammar forbids that.
+    The log-probabilities are computed before the grammar applies.
+    """
+    beside = {"prompt": list(prompt), "n_predict": 1, "stream": False, "n_probs": count, "logit_bias": []}
+    return {**_FIXED, **beside, "temperature": 0.0, "top_k": 1, "grammar": "root ::= [ -~]+", "ignore_eos": False}
+
+
 def _top_k(sampling: Sampling, *more: Any) -> dict[str, Any]:
     if sampling.top_p == 0:  # the smallest nucleus is one token
         return {"top_k": 1, "top_p": 1.0}

@@ -12,6 +12,7 @@ from itertools import islice
 
 MOST_MISSING = 8
 """Maximum number of ids that are found by their text. Between two complete characters, there are rarely more than 3."""
+_LONGEST = 4  # bytes of a character
 
 
 def is_incomplete(text: bytes) -> bool:
@@ -59,6 +60,14 @@ class Pieces:
             return []
         before = data.removesuffix(self._pieces[last])
         return list(islice(self._divisions(before, 0, count), 2)) if is_incomplete(before) else []
+
+    def incomplete(self, ids: Sequence[int]) -> list[bool]:
+        """Return after which of a completion's tokens its text is incomplete."""
+        text, found = b"", list[bool]()
+        for id in ids:
+            text = text[-_LONGEST:] + (self._pieces[id] if id < len(self._pieces) else b"")
+            found.append(is_incomplete(text))
+        return found
 
     def _divisions(self, data: bytes, start: int, count: int) -> Iterator[list[int]]:
         """Yield each division of the rest of `data` into `count` tokens, none of which completes a character."""
