@@ -18,7 +18,7 @@ from handler.core.framing import dumps
 from handler.protocols.kernel.stored import KeptItem
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.api import duplicate_item, no_conversation, no_conversation_item
-from handler.serving.database import load_json
+from handler.serving.database import close_lock_file, load_json, open_lock_file
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS conversations (
@@ -80,7 +80,7 @@ class Locks:
 
     def close(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            close_lock_file(self._file)
             self._file = None
 
     def _set(self, kind: int, number: int) -> bool:
@@ -101,7 +101,7 @@ class Locks:
         if self._path is None:
             return fcntl.F_UNLCK
         if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = open_lock_file(self._path, os.O_RDWR | os.O_CREAT)
         lock = struct.pack(_LOCK, kind, os.SEEK_SET, number, 1, 0)
         kind_before: int = struct.unpack(_LOCK, fcntl.fcntl(self._file, command, lock))[0]
         return kind_before

@@ -97,10 +97,14 @@ class Background(RuleBasedStateMachine):
         streams=st.booleans(),
         stores=st.booleans(),
         length=st.sampled_from([2, 30, 3000]),
+        summarizes=st.booleans(),
     )
-    def create(self, prompt: str, owner: int, streams: bool, stores: bool, length: int) -> Any:
+    def create(self, prompt: str, owner: int, streams: bool, stores: bool, length: int, summarizes: bool) -> Any:
+        """A request that is summarized first has two passes, between which anything may happen."""
         self.server.wait_ready()  # after the engine's death
-        body = {"input": prompt, "max_output_tokens": length, "background": True, "store": stores}
+        body: dict[str, Any] = {"input": prompt, "max_output_tokens": length, "background": True, "store": stores}
+        if summarizes:
+            body["context_management"] = [{"type": "compaction", "compact_threshold": 1}]
         if streams:
             with Stream(self.server, "POST", json={**body, "stream": True}, headers=OWNERS[owner]) as stream:
                 first = next(iter(stream))["response"]

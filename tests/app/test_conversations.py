@@ -203,11 +203,12 @@ def test_a_compaction_replaces_what_is_before_it(server: LiveServer) -> None:
 
 
 def test_a_conversation_is_summarized_at_a_threshold(server: LiveServer) -> None:
-    id = create(server, user("one " * 1200))
+    id = create(server, user("one"), {"role": "assistant", "content": "one " * 1200})
     managed: dict[str, Any] = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
     found = ask(server, "two", conversation=id, max_output_tokens=8, **managed).json()
     assert [item["type"] for item in found["output"]] == ["compaction", "message"]
-    assert [item["type"] for item in items(server, id)] == ["message", "message", "compaction", "message"]
+    types = ["message", "message", "message", "compaction", "message"]
+    assert [item["type"] for item in items(server, id)] == types
     assert ask(server, "three", conversation=id, max_output_tokens=8).status_code == 200
 
 

@@ -64,13 +64,13 @@ class EventAnswer(ResponseCheck):
             self._count(event, part)
             return True
         if event.name == b"error":
-            raise _event_error(event.data or event.comment)
+            raise event_error(event.data or event.comment)
         if event.data == b"[DONE]":
             raise Failed("ended its response without a finish_reason")
         try:
             value = orjson.loads(event.data)
             if "error" in value:
-                raise _event_error(event.data)
+                raise event_error(event.data)
             choice = next(iter(value["choices"]), None)
             if choice is None:  # token counts before the end
                 return False
@@ -81,7 +81,7 @@ class EventAnswer(ResponseCheck):
                 self._take(ids, choice.get("logprobs"), part)
             self._has_text = self._has_text or bool(choice.get("text"))
         except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-            raise Failed("sent an event that cannot be read", f"{error!r}: {_short(event.data)}") from None
+            raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(event.data)}") from None
         if reason is not None:
             part.finish = self._finish(reason, choice.get("stop_reason"), ids)
         return bool(ids) and reason is None
@@ -127,14 +127,14 @@ def message(data: bytes) -> str:
     try:
         value: Any = orjson.loads(data)
     except ValueError:
-        return _short(data)
+        return shortened(data)
     for name in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]
-    return value[:_MOST_WORDS] if isinstance(value, str) else _short(data)
+    return value[:_MOST_WORDS] if isinstance(value, str) else shortened(data)
 
 
-def _event_error(data: bytes) -> Refused | Failed:
+def event_error(data: bytes) -> Refused | Failed:
     """Return the error contained in an event of a 200 response, with the status that the event specifies."""
     return status_error(status_in(data, 500), data)
 
@@ -190,5 +190,6 @@ def _date(value: str) -> float | None:
         return None
 
 
-def _short(data: bytes) -> str:
+def shortened(data: bytes) -> str:
+    """Return the beginning of data from a server as text, for a message."""
     return data[:_MOST_WORDS].decode("utf-8", "replace").strip()

@@ -16,11 +16,12 @@ import orjson
 from handler.config.environment import server_key
 from handler.core.event_stream import EventReader, StreamEvent
 from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
-from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.kinds import OWNERS
 from handler.engines.remote.servers import Failed, common_kind
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
+_MOST_RESPONSE = 1 << 26  # bytes of a response that is not a stream
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
@@ -35,7 +36,7 @@ class HttpModel(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        return [name for name, kind in KINDS.items() if self.owner.startswith(kind.owner)]
+        return [name for name, owner in OWNERS.items() if self.owner.startswith(owner)]
 
 
 class HttpClient:
@@ -79,19 +80,42 @@ class HttpClient:
         Raises:
             Failed: the server does not report its models.
         """
+        return _models(await self.get(f"{url}/models"))
+
+    async def get(self, url: str) -> bytes:
+        """Return the body of a description, such as a list of models.
+
+        Raises:
+            Failed: the server does not return it.
+        """
         with self._translated():
-            request = self._session.get(f"{url}/models", timeout=self._models_timeout, allow_redirects=False)
+            request = self._session.get(url, timeout=self._models_timeout, allow_redirects=False)
             async with request as response:
                 data = await _body(response.content)
                 if response.status != 200:
                     error = status_error(response.status, data, response.headers)
                     raise error if isinstance(error, Failed) else Failed(f"answered {error.status}", error.words)
                 _check_encoding(response.headers)
-                return _models(data)
+                return data
+
+    async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
+        """Send a request, and return the body of its response.
+
+        Raises:
+            Refused: the server refuses the request.
+            Failed: the server fails.
+        """
+        with self._translated():
+            async with await self._post(url, json.dumps(body).encode()) as response:
+                data = await _body(response.content, _MOST_RESPONSE)
+                if response.status != 200:
+                    raise status_error(response.status, data[:_MOST_BODY], response.headers)
+                _check_encoding(response.headers)
+                return data
 
     @contextlib.asynccontextmanager
     async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[StreamEvent]]]:
-        """Send a request, and yield an iterator over the events of the response as they arrive.
+        """Send a request to this address, and yield an iterator over the events of the response as they arrive.
 
         If the context exits before the response ends, the connection is closed.
 
@@ -100,7 +124,7 @@ class HttpClient:
             Failed: the server fails, perhaps in the middle of the response.
         """
         with self._translated():
-            async with await self._post(f"{url}/completions", json.dumps(body).encode()) as response:
+            async with await self._post(url, json.dumps(body).encode()) as response:
                 if response.status != 200:
                     raise status_error(response.status, await _body(response.content), response.headers)
                 _check_encoding(response.headers)
@@ -170,11 +194,11 @@ def _noting_reuse() -> Any:
     return trace
 
 
-async def _body(content: Any) -> bytes:
-    data = b""
-    while len(data) < _MOST_BODY and (part := await content.readany()):
+async def _body(content: Any, most: int = _MOST_BODY) -> bytes:
+    data = bytearray()
+    while len(data) < most and (part := await content.readany()):
         data += part
-    return data
+    return bytes(data)
 
 
 async def _read(content: Any) -> AsyncIterator[list[StreamEvent]]:
@@ -223,7 +247,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
         models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
     kinds = {url: kind for url in models if (kind := _common_kind(models[url]))}
-    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
+    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], OWNERS)
 
 
 def _common_kind(models: Sequence[HttpModel] | Failed) -> str:

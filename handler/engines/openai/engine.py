@@ -1,5 +1,7 @@
 """An engine that uses servers with OpenAI's API. It sends token ids to /v1/completions, which returns token ids.
 
+llama.cpp's servers do not return token ids there, so they are used through their own API (`engines.llamacpp`).
+
 This handler still processes text, stop strings, chat templates and errors itself.
 """
 
@@ -11,6 +13,8 @@ from contextlib import ExitStack
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
+from handler.engines.llamacpp.engine import LlamaCppEngine
+from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
@@ -59,7 +63,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             Failed: the server fails.
         """
         try:
-            async with self._client.events(server.url, running.call.body) as events:
+            async with self._client.events(f"{server.url}/completions", running.call.body) as events:
                 async for batch in events:
                     for event in batch:
                         if running.ended:
@@ -95,8 +99,14 @@ def capabilities(config: EngineConfig) -> Capabilities:
     Raises:
         ConfigError: the kind of no server can be determined, or the kinds differ.
     """
-    kind = config.engine_options.get("base_url_kind", "auto")
-    return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
+    kind = _kind(config)
+    return LLAMACPP if kind == "llamacpp" else KINDS[kind].capabilities
 
 
-load = UrlEngine
+def _kind(config: EngineConfig) -> str:
+    kind: str = config.engine_options.get("base_url_kind", "auto")
+    return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
+
+
+def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine:
+    return LlamaCppEngine(config) if _kind(config) == "llamacpp" else UrlEngine(config)

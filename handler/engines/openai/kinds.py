@@ -94,7 +94,10 @@ KINDS = {
         label_reason="a server of the kind lmi returns no ids of alternatives; it decides itself, so send them there",
     ),
 }
-"""Maps each value of option.base_url_kind to its kind."""
+"""Maps each value of option.base_url_kind to its kind, for servers that are used through OpenAI's API."""
+
+OWNERS: Mapping[str, str] = {**{name: kind.owner for name, kind in KINDS.items()}, "llamacpp": "llamacpp"}
+"""Maps each value of option.base_url_kind to the prefix of `owned_by` in the server's models."""
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:

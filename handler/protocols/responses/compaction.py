@@ -7,7 +7,7 @@ Sources: OpenAI's guide "Compaction"; the types of its Python client, 3.57. Code
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, InvalidPayload
@@ -16,7 +16,7 @@ from handler.core.sealing import NOT_OPENED, Sealer
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
-from handler.protocols.assistant.summary import BEFORE, Summarizing, SummaryReader, default_threshold, text_of
+from handler.protocols.assistant.summary import Summarizing, SummaryReader, default_threshold, text_of
 from handler.protocols.kernel.readers import integer, only
 from handler.protocols.kernel.reply import TokenEncoder
 from handler.protocols.responses.api import CompactedResponse, CompactionItem, OpenAiResponse
@@ -52,8 +52,8 @@ class Summaries(NamedTuple):
         value = dumps({"text": text, "created_at": int(time.time())})
         return {"id": id, "type": "compaction", "encrypted_content": self.sealer.seal(value, self.owner)}
 
-    def message(self, item: Mapping[str, Any], at: str) -> str:
-        """Return the message to the model that an item stands for.
+    def read(self, item: Mapping[str, Any], at: str) -> str:
+        """Return the summary in an item.
 
         Raises:
             InvalidPayload: another server wrote the item, or it was written for another API key.
@@ -65,7 +65,7 @@ class Summaries(NamedTuple):
             text: str = loads(self.sealer.open(content, self.owner))["text"]
         except (ValueError, TypeError):
             raise InvalidPayload(f"{at}.encrypted_content: {NOT_OPENED}; send the items that it stands for") from None
-        return BEFORE + text
+        return text
 
 
 def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
@@ -77,6 +77,12 @@ def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
     """
     last = max((index for index, (_, item) in enumerate(items) if _type(item) == COMPACTION), default=0)
     return [*[entry for entry in items[:last] if _stays(entry[1])], *items[last:]]
+
+
+def has_replaceable(items: Iterable[Any]) -> bool:
+    """Return whether a summary would replace any item of a conversation that the model reads."""
+    read = after_compaction([("", item) for item in items])
+    return not all(_stays(item) or _type(item) in (COMPACTION, TRIGGER) for _, item in read)
 
 
 def _type(item: Any) -> Any:

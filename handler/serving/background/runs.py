@@ -56,27 +56,36 @@ class EventLog:
     Attributes:
         pending: events that are not written yet.
         written: number of events that have been written.
+        size: bytes of the events in memory.
     """
 
     def __init__(self, events: Sequence[bytes]) -> None:
         self.pending: list[bytes] = []
         self.written = len(events)
+        self.size = sum(map(len, events))
         self._latest = deque(events)
-        self._size = sum(map(len, events))
+        self._latest_size = self.size
 
-    @property
-    def size(self) -> int:
-        """The bytes of the events in memory."""
-        return self._size + sum(map(len, self.pending))
+    def add(self, events: Sequence[bytes]) -> None:
+        """Add events that are not written yet."""
+        self.pending += events
+        self.size += sum(map(len, events))
+
+    def drop_pending(self) -> None:
+        """Forget the events that are not written yet."""
+        self.pending.clear()
+        self.size = self._latest_size
 
     def note_written(self, number: int) -> None:
         """Record that the first `number` pending events have been written, and forget the oldest ones."""
         written, self.pending = self.pending[:number], self.pending[number:]
         self.written += number
         self._latest.extend(written)
-        self._size += sum(map(len, written))
-        while self._size > _WINDOW and len(self._latest) > 1:
-            self._size -= len(self._latest.popleft())
+        self._latest_size += sum(map(len, written))
+        while self._latest_size > _WINDOW and len(self._latest) > 1:
+            size = len(self._latest.popleft())
+            self._latest_size -= size
+            self.size -= size
 
     def read(self, first: int) -> Sequence[bytes] | None:
         """Return the written events from a number on, or None if they are not in memory any more."""
@@ -154,7 +163,7 @@ class BackgroundRun:
             self._last, events = events[-1:], events[:-1]
             self.state = RunState.ENDING
         if self.detached.streams:
-            self.log.pending += events
+            self.log.add(events)
             self._num_bytes += len(data)
             self._check_size()
         self._changed()
@@ -230,7 +239,7 @@ class BackgroundRun:
             log.error("a response could not be stored: %s", error)
         except Exception:
             log.exception("a bug in the server: a response could not be stored")
-        self.log.pending.clear()
+        self.log.drop_pending()
         failed = with_status(response, "failed", "the response could not be stored")
         self.response, self._last = failed, [failed_event(self.log.written, failed)]
         try:
@@ -244,7 +253,7 @@ class BackgroundRun:
         owner, events = self.owner, [*self.log.pending, *last]
         ending = store.write(owner, store.background.end, owner, self.detached, response, events, needs_room=needs_room)
         await asyncio.wrap_future(ending)
-        self.log.pending = events
+        self.log.add(last)
         self.log.note_written(len(events))
 
     def finish(self) -> None:
@@ -331,7 +340,7 @@ class BackgroundRuns:
 
     def _note(self, run: BackgroundRun) -> None:
         if run.in_store is not None and run.state < RunState.ENDING:  # the final state is shown once it is written
-            run.in_store = self.store.begin(run.owner, run.id, run.response)
+            run.in_store.response = run.response
         self._dirty.add(run)
         self._changed.set()
 

@@ -23,7 +23,7 @@ from handler.core.framing import dumps
 from handler.core.values import new_uuid
 from handler.protocols.kernel.stored import CONVERSATION, Detached, KeptItem, kept_items
 from handler.protocols.responses.background import failed_event, split_events, with_status
-from handler.serving.database import is_locked, load_json
+from handler.serving.database import close_lock_file, is_locked, load_json, open_lock_file
 
 if TYPE_CHECKING:
     from handler.serving.stored_responses import ResponseDatabase
@@ -100,7 +100,7 @@ class BackgroundTables:
         self.server = new_uuid()
         self._lock: int | None = None
         if responses.directory is not None:
-            self._lock = os.open(self._lock_path(self.server), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_lock_file(self._lock_path(self.server), os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def _lock_path(self, server: str) -> Path:
@@ -112,7 +112,7 @@ class BackgroundTables:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock_path(self.server).unlink()
-            os.close(self._lock)
+            close_lock_file(self._lock)
             self._lock = None
 
     # -- a response that runs on this server -----------------------------------------------------------------------

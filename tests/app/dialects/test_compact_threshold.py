@@ -154,7 +154,8 @@ def test_by_default_the_threshold_is_a_part_of_the_context() -> None:
             assert [item["type"] for item in response["output"]] == types
         assert response["usage"]["output_tokens"] < 100 + 24, "the summary leaves room for the response"
         for num_words in (850, 1200):
-            body = {"model": "model", "input": "word " * num_words, **above(5)}
+            input = [{"role": "assistant", "content": "word " * num_words}, {"role": "user", "content": "so"}]
+            body = {"model": "model", "input": input, **above(5)}
             refused = server.post(body, RESPONSES)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 

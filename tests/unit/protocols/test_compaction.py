@@ -67,8 +67,9 @@ def test_the_length_of_a_summary_is_bounded(*, stream: bool) -> None:
 def above_threshold(**more: Any) -> ParsedRequest:
     """A request whose prompt exceeds its threshold, as the engine gets it."""
     management = [{"type": "compaction", "compact_threshold": 1}]
+    input = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
     parsed = ROUTES["/v1/responses"].parse(
-        {"model": "model", "input": "Hello", "context_management": management, **more}, ServerContext("echo")
+        {"model": "model", "input": input, "context_management": management, **more}, ServerContext("echo")
     )
     [request] = parsed.requests
     assert request.edit is not None
