@@ -421,22 +421,23 @@ class ResponseDatabase:
         query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
         return [item for (item,) in self._database.execute(query, (id, output_only))]
 
-    def _head(self, owner: str, id: str) -> bytes | None:
-        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
-        row = self._database.execute(query, (id, owner, self._clock())).fetchone()
-        return None if row is None else row[0]
-
     def response(self, owner: str, id: str, reserve: Reserve = _reserve_nothing) -> dict[str, Any] | None:
         """Return a response, or None if the owner has no response with this id."""
         with self.reading():
-            head = self._head(owner, id)
-            if head is not None:
-                query = "SELECT total(length(item)) FROM items WHERE answer = ? AND is_output"
-                reserve(len(head) + int(self._database.execute(query, (id,)).fetchone()[0]))
-            output = [] if head is None else self._items(id, output_only=True)
-        return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
+            if not self.exists(owner, id):
+                return None
+            query = (
+                "SELECT length(head) + (SELECT total(length(item)) FROM items WHERE answer = :id AND is_output) "
+                "FROM answers WHERE id = :id"
+            )
+            (size,) = self._database.execute(query, {"id": id}).fetchone()
+            reserve(int(size))
+            (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", (id,)).fetchone()
+            output = self._items(id, output_only=True)
+        return {**load_json(head), "output": [*map(load_json, output)]}
 
     def exists(self, owner: str, id: str) -> bool:
+        """Return whether an owner has a response with this id."""
         query = "SELECT 1 FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
         return self._database.execute(query, (id, owner, self._clock())).fetchone() is not None
 
@@ -448,10 +449,10 @@ class ResponseDatabase:
 
     def _page(self, owner: str, id: str, page: Page, reserve: Reserve) -> list[bytes] | None:
         """Return the items of a page and the next one."""
-        if self._head(owner, id) is None:
+        if not self.exists(owner, id):
             return None
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
-        query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
+        query, names = "FROM items WHERE answer = ? AND NOT is_output", [id]
         if page.after:
             position_query = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
             row = self._database.execute(position_query, (id, page.after)).fetchone()
@@ -459,9 +460,9 @@ class ResponseDatabase:
                 return None
             query, names = f"{query} AND place {beyond} ?", [id, row[0]]
         query, values = f"{query} ORDER BY place {order} LIMIT ?", (*names, page.limit + 1)
-        (size,) = self._database.execute(f"SELECT total(length(item)) FROM ({query})", values).fetchone()
-        reserve(int(size))
-        return [item for (item,) in self._database.execute(query, values)]
+        sizes = f"SELECT total(size) FROM (SELECT length(item) AS size {query})"
+        reserve(int(self._database.execute(sizes, values).fetchone()[0]))
+        return [item for (item,) in self._database.execute(f"SELECT item {query}", values)]
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
@@ -683,6 +684,8 @@ class ResponseStore:
             except sqlite3.Error as error:
                 self._report(error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
+            except ServingError as error:  # its traceback would keep what was read
+                future.set_exception(error.with_traceback(None))
             except Exception as error:
                 future.set_exception(error)
 

@@ -426,8 +426,11 @@ def test_room_is_reserved_for_each_item(store: ResponseStore) -> None:
     assert sizes == [len(dumps(item("out_a"))), len(dumps(item("in_a", "x" * 1000)))]
 
 
-def test_room_is_reserved_before_a_response_is_read(store: ResponseStore) -> None:
+def test_room_is_reserved_before_a_response_is_read(place: Path | None) -> None:
+    """What is refused is neither read nor kept by the error."""
+    store, connection = open_with_connection(place)
     keep(store, answer("a", text="x" * 5000)._replace(output=[item("out", "y" * 3000)]))
+    statements: list[str] = []
     for read, least in (
         (partial(store.response, ANN, "a"), 3000),
         (partial(store.input_items, ANN, "a", Page(9, "", newest_first=True)), 5000),
@@ -439,8 +442,13 @@ def test_room_is_reserved_before_a_response_is_read(store: ResponseStore) -> Non
         def refuse(num_bytes: int) -> None:
             raise Overloaded("no memory")
 
-        with pytest.raises(Overloaded, match="no memory"):
-            read(reserve=refuse).result(10)
+        connection.set_trace_callback(statements.append)
+        refused = read(reserve=refuse).exception(10)
+        assert isinstance(refused, Overloaded)
+        assert refused.__traceback__ is None
+        connection.set_trace_callback(None)
+    assert not [one for one in statements if one.startswith(("SELECT head", "SELECT item "))]
+    store.close()
 
 
 def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> None:
