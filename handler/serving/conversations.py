@@ -340,13 +340,13 @@ class Conversations:
             if not self.use_held([number]):
                 self.hide(number)
 
-    def _remove(self, number: int, most: int) -> int:
-        """Remove up to `most` items of a conversation, and the conversation if it has no more. Return their number."""
+    def _remove(self, number: int, limit: int) -> int:
+        """Remove up to `limit` items of a conversation, and the conversation if it has no more. Return their number."""
         query = "SELECT rowid FROM conversation_items WHERE conversation = ? LIMIT ?"
         removed = self._database.execute(
-            f"DELETE FROM conversation_items WHERE rowid IN ({query})", (number, most)
+            f"DELETE FROM conversation_items WHERE rowid IN ({query})", (number, limit)
         ).rowcount
-        if removed < most:
+        if removed < limit:
             self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
         return removed
 

@@ -280,13 +280,13 @@ class ResponseDatabase:
         """Return an owner's least recently used responses and conversations, so many that they have this number and
         this size, or all of them.
         """
-        found = list[Any]()
+        oldest = list[Any]()
         for row in self._database.execute(_OLDEST_FIRST, {"owner": owner}):
             if number <= 0 and size <= 0:
                 break
-            found.append(row)
+            oldest.append(row)
             number, size = number - 1, size - row[3]
-        return found
+        return oldest
 
     def read_conversations(self, read: Callable[[Conversations], T]) -> T:
         """Read conversations at one moment."""

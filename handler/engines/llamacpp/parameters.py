@@ -68,14 +68,14 @@ class Leg(NamedTuple):
 
     Attributes:
         prompt: ids of the prompt, and of the response so far.
-        most: maximum number of tokens.
+        max_tokens: maximum number of tokens.
         number: number of earlier completions that drew tokens of the response.
         streamed: whether the response arrives token by token.
         without_end: whether tokens that end the response are forbidden.
     """
 
     prompt: Sequence[int]
-    most: int
+    max_tokens: int
     number: int = 0
     streamed: bool = True
     without_end: bool = False
@@ -92,7 +92,7 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     """
     if sampling.allowed_token_ids and sampling.repetition_penalty != 1.0:
         raise ValueError("allowed_token_ids cannot be combined with repetition_penalty on llama-server")
-    beside = {"prompt": list(leg.prompt), "n_predict": leg.most, "stream": leg.streamed, "repeat_last_n": context}
+    beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
     return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
 
 
@@ -177,7 +177,7 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
 
 
 _TABLE: Mapping[str, Rule] = {
-    "max_new_tokens": lambda sampling, leg: {},  # `Leg.most`
+    "max_new_tokens": lambda sampling, leg: {},  # `Leg.max_tokens`
     "min_new_tokens": lambda sampling, leg: {},  # a leg without an end
     "do_sample": drawn_or({"temperature": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}, _DRAWN),
     "seed": _seed,
