@@ -95,8 +95,8 @@ def has_replaceable(items: Iterable[Any]) -> bool:
     """Return whether a summary would replace any item of a conversation that the model reads."""
     read = after_compaction([("", item) for item in items])
     *stay, _ = after_compaction([*read, ("", {"type": COMPACTION})])
-    num_marks = sum(_type(item) in (COMPACTION, TRIGGER) for _, item in read)
-    return len(stay) + num_marks < len(read)
+    num_other = sum(_type(item) in (COMPACTION, TRIGGER) for _, item in read)
+    return len(stay) + num_other < len(read)
 
 
 def _type(item: Any) -> Any:
