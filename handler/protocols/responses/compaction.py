@@ -93,9 +93,10 @@ def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
 
 def has_replaceable(items: Iterable[Any]) -> bool:
     """Return whether a summary would replace any item of a conversation that the model reads."""
-    read = after_compaction([("", item) for item in items if _type(item) != TRIGGER])
-    staying = after_compaction([*read, ("", {"type": COMPACTION})])[:-1]
-    return len([item for _, item in read if _type(item) != COMPACTION]) > len(staying)
+    read = after_compaction([("", item) for item in items])
+    *stay, _ = after_compaction([*read, ("", {"type": COMPACTION})])
+    num_other = sum(_type(item) in (COMPACTION, TRIGGER) for _, item in read)
+    return len(stay) + num_other < len(read)
 
 
 def _type(item: Any) -> Any:
