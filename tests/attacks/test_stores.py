@@ -21,8 +21,8 @@ from tests.servers import ServerProcess, http, options, serve, wait_for
 
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
 RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
-NUMBER = 30_000
-ITEMS = 100_000
+NUMBER = 100_000
+ITEMS = 300_000
 FILE = "responses.sqlite3"
 
 
