@@ -7,6 +7,7 @@ samplers) and common/json-schema.cpp (keywords of a schema).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,14 +69,14 @@ class Leg(NamedTuple):
 
     Attributes:
         prompt: ids of the prompt, and of the response so far.
-        most: maximum number of tokens.
+        max_tokens: maximum number of tokens.
         number: number of earlier completions that drew tokens of the response.
         streamed: whether the response arrives token by token.
         without_end: whether tokens that end the response are forbidden.
     """
 
     prompt: Sequence[int]
-    most: int
+    max_tokens: int
     number: int = 0
     streamed: bool = True
     without_end: bool = False
@@ -92,7 +93,7 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     """
     if sampling.allowed_token_ids and sampling.repetition_penalty != 1.0:
         raise ValueError("allowed_token_ids cannot be combined with repetition_penalty on llama-server")
-    beside = {"prompt": list(leg.prompt), "n_predict": leg.most, "stream": leg.streamed, "repeat_last_n": context}
+    beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
     return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
 
 
@@ -168,16 +169,39 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
             check_schema(schema)
             return {"json_schema": schema}
         case "regex":
-            return {"grammar": f"root ::= {regex_grammar(rule.value)}"}
+            return _gbnf(f"root ::= {regex_grammar(rule.value)}")
         case "choice":
-            return {"grammar": f"root ::= {choice_of(json.loads(rule.value))}"}
+            return _gbnf(f"root ::= {choice_of(json.loads(rule.value))}")
         case "grammar":
-            return {"grammar": rule.value}
+            return _gbnf(rule.value)
     raise ValueError(f"llama-server does not support structured output of the kind {rule.kind}")
 
 
+_MAX_CHARACTERS = 1 << 16
+_MAX_NESTED = 200
+_TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
+"""A literal, a class of characters or a comment."""
+
+
+def _gbnf(text: str) -> dict[str, Any]:
+    """Return the field for a grammar.
+
+    Raises:
+        ValueError: the grammar is large or nested. llama-server parses groups by recursion, so that about 20,000
+            brackets crash it, together with all of its requests.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"a grammar for llama-server may have at most {_MAX_CHARACTERS:,} characters")
+    depth = 0
+    for bracket in re.findall(r"[()]", _TERMINAL.sub("", text)):
+        depth += 1 if bracket == "(" else -1
+        if depth > _MAX_NESTED:
+            raise ValueError(f"a grammar for llama-server may have at most {_MAX_NESTED} nested groups")
+    return {"grammar": text}
+
+
 _TABLE: Mapping[str, Rule] = {
-    "max_new_tokens": lambda sampling, leg: {},  # `Leg.most`
+    "max_new_tokens": lambda sampling, leg: {},  # `Leg.max_tokens`
     "min_new_tokens": lambda sampling, leg: {},  # a leg without an end
     "do_sample": drawn_or({"temperature": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}, _DRAWN),
     "seed": _seed,

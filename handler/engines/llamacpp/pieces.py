@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-MOST_MISSING = 8
+MAX_MISSING = 8
 """Maximum number of ids that are found by their text. Between two complete characters, there are rarely more than 3."""
 _LONGEST = 4  # bytes of a character
 
@@ -56,18 +56,18 @@ class Pieces:
             last: id of the last token.
         """
         data = text.encode()
-        if last >= len(self._pieces) or count > MOST_MISSING or not data.endswith(self._pieces[last]):
+        if last >= len(self._pieces) or count > MAX_MISSING or not data.endswith(self._pieces[last]):
             return []
         before = data.removesuffix(self._pieces[last])
         return list(islice(self._divisions(before, 0, count), 2)) if is_incomplete(before) else []
 
     def incomplete(self, ids: Sequence[int]) -> list[bool]:
         """Return after which of a completion's tokens its text is incomplete."""
-        text, found = b"", list[bool]()
+        text, result = b"", list[bool]()
         for id in ids:
             text = text[-_LONGEST:] + (self._pieces[id] if id < len(self._pieces) else b"")
-            found.append(is_incomplete(text))
-        return found
+            result.append(is_incomplete(text))
+        return result
 
     def _divisions(self, data: bytes, start: int, count: int) -> Iterator[list[int]]:
         """Yield each division of the rest of `data` into `count` tokens, none of which completes a character."""
