@@ -11,9 +11,10 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Scope, Send
 
-from handler.core.errors import ServingError
+from handler.core.errors import ServingError, Unavailable
 from handler.core.framing import JSON, SSE, dumps
 from handler.core.framing import KEEP_ALIVE as COMMENT
+from handler.core.loop import wait_for
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.inference import (
     AS_IT_COMES,
@@ -38,8 +39,10 @@ from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.task import RequestTask, ignored_header
+from handler.serving.stored_responses import BUSY_SECONDS
 
 _PART = 1 << 16  # bytes of events after which a part is sent
+_WRITE_SECONDS = 2 * BUSY_SECONDS  # maximum seconds to wait until a final state has been written
 _LOOK_SECONDS = 1.0  # between two searches for events of a response that another server runs
 
 
@@ -183,7 +186,7 @@ class BackgroundHandlers:
         run = runs.find(owner, id)
         if run is None:
             streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
-            if streams is None and await asyncio.wrap_future(store.response(owner, id)) is None:
+            if streams is None and not await asyncio.wrap_future(store.exists(owner, id)):
                 raise not_kept(id)
         else:
             streams = run.detached.streams
@@ -195,22 +198,27 @@ class BackgroundHandlers:
         """Cancel a response, and return it. A response that has ended stays as it is."""
         store, owner, id = call.store, call.owner, call.id
         await self.stop(owner, id)
-        response = await asyncio.wrap_future(store.response(owner, id))
+        if await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id)) is None:
+            raise not_cancellable(id) if await asyncio.wrap_future(store.exists(owner, id)) else not_kept(id)
+        response = await asyncio.wrap_future(store.response(owner, id, call.take))
+        if response is not None and response["status"] in ("queued", "in_progress"):  # on another server
+            await asyncio.wrap_future(store.call(owner, store.background.cancel, owner, id))
+            response = await asyncio.wrap_future(store.response(owner, id, call.take))
         if response is None:
             raise not_kept(id)
-        if not response["background"]:
-            raise not_cancellable(id)
-        if response["status"] in ("queued", "in_progress"):  # on another server
-            await asyncio.wrap_future(store.call(owner, store.background.cancel, owner, id))
-            response = await asyncio.wrap_future(store.response(owner, id))
-            if response is None:
-                raise not_kept(id)
         return response, ()
 
     async def stop(self, owner: str, id: str) -> None:
-        """Cancel a response that runs on this server, and wait until its final state has been written."""
+        """Cancel a response that runs on this server, and wait until its final state has been written.
+
+        Raises:
+            Unavailable: it cannot be written, for example because the disk is full. The response runs no longer.
+        """
         runs = self._model.background
         run = None if runs is None else runs.find(owner, id)
         if run is not None:
             run.cancel()
-            await asyncio.shield(run.ended)
+            try:
+                await wait_for(asyncio.shield(run.ended), _WRITE_SECONDS)
+            except asyncio.TimeoutError:
+                raise Unavailable("the response runs no longer, but its final state could not be stored yet") from None

@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +26,7 @@ from handler.http import background_responses
 from handler.protocols.kernel.stored import Detached
 from handler.serving import admission
 from handler.serving.background.runs import BackgroundRun
+from handler.serving.background.tables import BackgroundTables, NewEvents
 from handler.serving.quota import Quota
 from tests.app import test_batches as batches
 from tests.app.server import serve
@@ -516,6 +517,50 @@ def test_streams_that_are_silent_say_that_they_are_there(tmp_path: Path) -> None
             assert text.count(":\n\n") >= 2
             assert found == list(range(first, first + len(found)))
         assert ":" not in call(server, "GET", f"{id}?stream=true").text.split("\n\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) -> None:
+    """Its final state is shown once it is stored, so that it is the same after a crash."""
+    with (
+        mock.patch.object(background_responses, "_WRITE_SECONDS", 0.5),
+        serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
+    ):
+        id = begin(server)
+        with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            stopped = call(server, method, f"{id}/cancel" if method == "POST" else id)
+            assert (stopped.status_code, "could not be stored yet" in stopped.text) == (503, True)
+            assert server.metric("lmi_active_sequences") == 0
+            assert call(server, "GET", id).json()["status"] == "in_progress"
+            other.execute("ROLLBACK")
+        assert poll(server, id)["status"] == "cancelled"
+        assert call(server, method, f"{id}/cancel" if method == "POST" else id).status_code == 200
+
+
+def test_what_a_response_repeats_is_bounded(server: LiveServer) -> None:
+    """Each event of its state repeats it, and so does each poll."""
+    tool = {"type": "function", "name": "f", "description": "a" * (5 << 20), "parameters": {}}
+    for stream in (False, True):
+        for _ in range(20):
+            refused = server.post({**LONG, "tools": [tool], "stream": stream}, PATH, headers={"x-api-key": "carl"})
+            assert (refused.status_code, "option.background_max_bytes" in refused.text) == (413, True)
+    tool["description"] = "a" * (3 << 20)
+    assert poll(server, create(server, tools=[tool])["id"])["tools"] == [{**tool, "strict": False}]
+
+
+def test_a_state_is_written_once(tmp_path: Path) -> None:
+    written: list[bool] = []
+    append = BackgroundTables.append
+
+    def appended(tables: BackgroundTables, events: Sequence[NewEvents]) -> set[str]:
+        written.extend(new.head is not None for new in events)
+        return append(tables, events)
+
+    with mock.patch.object(BackgroundTables, "append", appended), serve(*MEMORY, *SLOW) as server:
+        poll(server, create(server, max_output_tokens=40)["id"])
+        assert len(written) > 2
+        assert written.count(True) == 1
 
 
 def test_a_response_belongs_to_a_conversation(server: LiveServer) -> None:

@@ -109,7 +109,7 @@ def test_what_cannot_be_compacted_or_read_is_refused(echo_server: LiveServer, in
 
 def test_a_summary_is_read_only_for_the_key_that_asked_for_it(echo_server: LiveServer) -> None:
     [item] = ask(echo_server, [*HISTORY, TRIGGER])["output"]
-    assert "the request of another API key" in refusal(echo_server, [item, HISTORY[1]], key=BOB)
+    assert "for another API key" in refusal(echo_server, [item, HISTORY[1]], key=BOB)
     changed = {**item, "encrypted_content": item["encrypted_content"][:-4] + "AAAA"}
     assert "cannot be read" in refusal(echo_server, [changed, HISTORY[1]])
 
