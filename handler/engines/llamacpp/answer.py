@@ -75,13 +75,13 @@ class LlamaCall(ResponseCheck):
         if least and self._is_ruled:
             raise ValueError("min_new_tokens cannot be combined with structured output on llama-server")
         without_end = num_ids < least
-        limit = (least if without_end else self._most) - num_ids
+        max_tokens = (least if without_end else self._most) - num_ids
         if self._num_unsent:
-            limit = min(limit, self._num_unsent)
+            max_tokens = min(max_tokens, self._num_unsent)
         # A rule applies from the beginning of a completion, so no second one can follow after an incomplete stream.
         streamed = not (self._num_unsent or (self._scored and self._is_ruled))
         number = self._num_seeds + (self._num_of_leg > 0)
-        self._leg = Leg(self.prefix(()), limit, number, streamed=streamed, without_end=without_end)
+        self._leg = Leg(self.prefix(()), max_tokens, number, streamed=streamed, without_end=without_end)
         return completion(self._sampling, self._leg, self._context)
 
     @property
@@ -124,11 +124,11 @@ class LlamaCall(ResponseCheck):
         if missing and tokens.stop_type:
             self._num_unsent = missing  # the completion ended within a character
         elif missing:
-            earlier = self._missing(tokens, missing, pieces)
-            if not earlier:
+            recovered = self._missing(tokens, missing, pieces)
+            if not recovered:
                 self._num_unsent = missing + len(ids)
                 return False
-            ids = [*earlier, *ids]
+            ids = [*recovered, *ids]
         end = first_stop(ids, self._ends, len(self._ids), self._sampling)
         if end is not None:
             self.finish_reason = self.finish("stop", ids[end])
@@ -208,11 +208,11 @@ def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None
     """
     tokens = read_completion(data)
     try:
-        best = tokens.scores[0]["top_logprobs"]
-        logprob = next((entry["logprob"] for entry in best if entry["id"] == id), None)
+        alternatives = tokens.scores[0]["top_logprobs"]
+        logprob = next((entry["logprob"] for entry in alternatives if entry["id"] == id), None)
     except (IndexError, KeyError, TypeError) as error:
         raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
-    return None if logprob is None else {"id": id, "logprob": logprob, "top_logprobs": best[:num_tops]}
+    return None if logprob is None else {"id": id, "logprob": logprob, "top_logprobs": alternatives[:num_tops]}
 
 
 def _alternatives(entries: Sequence[Mapping[str, Any]]) -> Alternatives:

@@ -46,7 +46,7 @@ class Slots:
         self._free = asyncio.Semaphore(count)
 
     @contextlib.asynccontextmanager
-    async def take(self, silence: Silence) -> AsyncIterator[None]:
+    async def occupy(self, silence: Silence) -> AsyncIterator[None]:
         """Wait for a free slot, and occupy it. The time of the wait is no silence of the server."""
         if self._free.locked():
             turn = asyncio.ensure_future(self._free.acquire())
@@ -119,7 +119,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """
         call = running.call
         try:
-            async with self._slots[server.url].take(running.silence):
+            async with self._slots[server.url].occupy(running.silence):
                 while not running.ended:
                     body = call.next_body()
                     call.begin()
@@ -181,18 +181,18 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         if pieces is None:
             raise Failed("reports no log-probabilities of incomplete characters", "set option.model_id")
         return [
-            await self._score(server, call, call.prefix(tokens.ids[:position]), tokens.ids[position])
+            await self._score(server, call, call.prefix(tokens.ids[:index]), tokens.ids[index])
             if reported is None
             else reported
-            for position, reported in enumerate(aligned(tokens, pieces))
+            for index, reported in enumerate(aligned(tokens, pieces))
         ]
 
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
             data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
-            if (reported := read_scores(data, id, call.num_scores)) is not None:
-                return reported
+            if (result := read_scores(data, id, call.num_scores)) is not None:
+                return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
 
     async def _load_pieces(self) -> Pieces | None:

@@ -7,6 +7,7 @@ samplers) and common/json-schema.cpp (keywords of a schema).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -168,12 +169,35 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
             check_schema(schema)
             return {"json_schema": schema}
         case "regex":
-            return {"grammar": f"root ::= {regex_grammar(rule.value)}"}
+            return _gbnf(f"root ::= {regex_grammar(rule.value)}")
         case "choice":
-            return {"grammar": f"root ::= {choice_of(json.loads(rule.value))}"}
+            return _gbnf(f"root ::= {choice_of(json.loads(rule.value))}")
         case "grammar":
-            return {"grammar": rule.value}
+            return _gbnf(rule.value)
     raise ValueError(f"llama-server does not support structured output of the kind {rule.kind}")
+
+
+_MAX_CHARACTERS = 1 << 16
+_MAX_NESTED = 200
+_TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
+"""A literal, a class of characters or a comment."""
+
+
+def _gbnf(text: str) -> dict[str, Any]:
+    """Return the field for a grammar.
+
+    Raises:
+        ValueError: the grammar is large or nested. llama-server parses groups by recursion, so that about 20,000
+            brackets crash it, together with all of its requests.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"a grammar for llama-server may have at most {_MAX_CHARACTERS:,} characters")
+    depth = 0
+    for bracket in re.findall(r"[()]", _TERMINAL.sub("", text)):
+        depth += 1 if bracket == "(" else -1
+        if depth > _MAX_NESTED:
+            raise ValueError(f"a grammar for llama-server may have at most {_MAX_NESTED} nested groups")
+    return {"grammar": text}
 
 
 _TABLE: Mapping[str, Rule] = {

@@ -63,11 +63,11 @@ class Pieces:
 
     def incomplete(self, ids: Sequence[int]) -> list[bool]:
         """Return after which of a completion's tokens its text is incomplete."""
-        text, flags = b"", list[bool]()
+        text, result = b"", list[bool]()
         for id in ids:
             text = text[-_LONGEST:] + (self._pieces[id] if id < len(self._pieces) else b"")
-            flags.append(is_incomplete(text))
-        return flags
+            result.append(is_incomplete(text))
+        return result
 
     def _divisions(self, data: bytes, start: int, count: int) -> Iterator[list[int]]:
         """Yield each division of the rest of `data` into `count` tokens, none of which completes a character."""

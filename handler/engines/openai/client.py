@@ -21,7 +21,7 @@ from handler.engines.remote.servers import Failed, common_kind
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
-_MOST_RESPONSE = 1 << 26  # bytes of a response that is not a stream
+_MAX_RESPONSE = 1 << 26  # bytes of a response that is not a stream
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
@@ -107,7 +107,7 @@ class HttpClient:
         """
         with self._translated():
             async with await self._post(url, json.dumps(body).encode()) as response:
-                data = await _body(response.content, _MOST_RESPONSE)
+                data = await _body(response.content, _MAX_RESPONSE)
                 if response.status != 200:
                     raise status_error(response.status, data[:_MOST_BODY], response.headers)
                 _check_encoding(response.headers)
@@ -194,9 +194,9 @@ def _noting_reuse() -> Any:
     return trace
 
 
-async def _body(content: Any, most: int = _MOST_BODY) -> bytes:
+async def _body(content: Any, limit: int = _MOST_BODY) -> bytes:
     data = bytearray()
-    while len(data) < most and (part := await content.readany()):
+    while len(data) < limit and (part := await content.readany()):
         data += part
     return bytes(data)
 

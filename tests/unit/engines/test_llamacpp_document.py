@@ -82,5 +82,22 @@ def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
         check_schema(schema)
 
 
+NESTED = 200
+
+
+def test_grammars_that_would_crash_the_server_are_refused() -> None:
+    def nested(depth: int, inner: str = '"a"') -> StructuredOutput:
+        return StructuredOutput("grammar", "root ::= " + "(" * depth + inner + ")" * depth)
+
+    assert grammar(nested(NESTED))
+    assert grammar(nested(NESTED, '"((" [(\\](] # ((\n')), "these are no groups"
+    with pytest.raises(ValueError, match="at most 200 nested groups"):
+        grammar(nested(NESTED + 1))
+    with pytest.raises(ValueError, match="at most 200 nested groups"):
+        grammar(StructuredOutput("grammar", "root ::= " + '("))" ' * (NESTED + 1)))
+    with pytest.raises(ValueError, match="at most 65,536 characters"):
+        grammar(StructuredOutput("choice", str([f"{number:09}" for number in range(9999)]).replace("'", '"')))
+
+
 if __name__ == "__main__":
     DOCUMENT.write_text(render())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import random
 import threading
 import time
 import urllib.request
@@ -451,6 +452,41 @@ def test_requests_beyond_the_slots_wait_here_and_are_not_silent(server: LlamaSer
         results = run(found, *{*keys} - {14, 15})
         assert {result.finish for result in results.values()} == {Finish.LENGTH}, results
     assert server.num_busy == 0
+
+
+def test_crossed_clients_get_their_own_tokens_and_leave_the_slots_free(both: Both) -> None:
+    server, model = both
+    asked = prompts(server, 64)
+    expected = [own(server, prompt, n_predict=12)["tokens"] for prompt in asked]
+    draw, cancelled = random.Random(3), set[int]()
+    ids: dict[int, list[int]] = {key: [] for key in range(64)}
+    ended: dict[int, Finish | None] = {}
+    with engine(model, server) as found:
+        for key in draw.sample(range(64), 64):
+            found.add(EngineRequest(key, asked[key], SAMPLING._replace(max_new_tokens=12)))
+        deadline = time.monotonic() + 3 * PATIENCE
+        while len(ended) + len(cancelled) < 64:
+            assert time.monotonic() < deadline
+            step = found.step()
+            for key, id in zip(step.keys, step.ids, strict=True):
+                ids[key].append(id)
+            for output in step.others:
+                ids[output.key] += output.ids
+                if output.finish is not None:
+                    ended[output.key] = output.finish
+            running = [key for key in range(64) if key not in ended and key not in cancelled]
+            if running and len(cancelled) < 20 and draw.random() < 0.3:
+                key = draw.choice(running)
+                found.cancel(key)
+                cancelled.add(key)
+        different = [key for key in ended if ids[key] != expected[key]]
+        for key in different:
+            assert isinstance(server, RealServer), (key, ids[key], expected[key])
+            assert margin(server, asked[key], expected[key], ids[key], ()) < 1e-3
+        assert len(different) < 6
+        assert all(ids[key] == expected[key][: len(ids[key])] or isinstance(server, RealServer) for key in cancelled)
+        assert len(cancelled) > 5
+        wait_for(lambda: server.num_busy == 0, 5, "slots are busy")
 
 
 def test_a_full_cache_fails_its_requests_alone_and_the_engine_goes_on(server: LlamaServer, model: Path) -> None:
