@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id)
 
 _NOBODY = "-"  # owner of deleted conversations of which some items are left; the owner "" is everyone without a key
 _ITEM = 128  # approximate bytes of an item in the database besides its JSON
-MOST_REMOVED = 2000
+MAX_REMOVED = 2000
 """The maximum number of items that a transaction removes, so that it does not keep others waiting."""
 _MAX_IDS = 500  # maximum number of ids in a query
 _LOCK = "hhqqi4x"  # the kernel's struct flock: kind, origin, first byte, number of bytes, process
@@ -326,7 +326,7 @@ class Conversations:
         """
         number = self.find(owner, id).number
         self.hide(number)
-        self._remove(number, MOST_REMOVED)
+        self._remove(number, MAX_REMOVED)
 
     def hide(self, number: int) -> None:
         """Delete a conversation, whose items `remove_expired` removes."""
@@ -367,7 +367,7 @@ class Conversations:
 
     def remove_expired(self) -> bool:
         """Remove expired conversations, up to a number of items. Return whether there may be more."""
-        left = MOST_REMOVED
+        left = MAX_REMOVED
         while left > 0:
             query = "SELECT number, owner FROM conversations WHERE expires <= ? LIMIT 1"
             row = self._database.execute(query, (self._clock(),)).fetchone()

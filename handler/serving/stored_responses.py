@@ -46,9 +46,9 @@ _PERIOD = 10.0  # seconds between two searches for expired responses
 _SILENCE = 1.0  # seconds for which the same error of the database is not logged again
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
 _PAUSE = 0.05  # seconds between two searches while there are more of them
-_MOST_REMOVED = 500  # maximum number of expired responses that a transaction deletes
-_MOST_REMOVED_BYTES = 1 << 24  # bytes of expired responses after which a transaction deletes no more
-_MOST_WAITING = 1000  # maximum number of waiting calls
+_MAX_REMOVED = 500  # maximum number of expired responses that a transaction deletes
+_MAX_REMOVED_BYTES = 1 << 24  # bytes of expired responses after which a transaction deletes no more
+_MAX_WAITING = 1000  # maximum number of waiting calls
 
 _FILE = "responses.sqlite3"
 _VERSION = 1  # version of the tables
@@ -169,12 +169,12 @@ class ResponseDatabase:
         Other requests, and servers with the same file, wait until a transaction ends.
         """
         query = "SELECT rowid, size FROM answers WHERE expires <= ? ORDER BY expires LIMIT ?"
-        rows = self._database.execute(query, (self._clock(), _MOST_REMOVED)).fetchall()
+        rows = self._database.execute(query, (self._clock(), _MAX_REMOVED)).fetchall()
         size = 0
         for number, (row, num_bytes) in enumerate(rows, 1):
             self._database.execute("DELETE FROM answers WHERE rowid = ?", (row,))
             size += num_bytes
-            if number == _MOST_REMOVED or size > _MOST_REMOVED_BYTES:
+            if number == _MAX_REMOVED or size > _MAX_REMOVED_BYTES:
                 return True
         return self.conversations.remove_expired()
 
@@ -665,8 +665,8 @@ class ResponseStore:
 
     def check_calls(self, owner: str) -> None:
         """Raise Overloaded if too many calls are waiting, and the owner has its share of them."""
-        if not self._calls.has_room(_MOST_WAITING, owner):
-            raise Overloaded(f"too many calls to the response store are waiting: {_MOST_WAITING}")
+        if not self._calls.has_room(_MAX_WAITING, owner):
+            raise Overloaded(f"too many calls to the response store are waiting: {_MAX_WAITING}")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 

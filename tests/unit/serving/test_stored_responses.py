@@ -270,7 +270,7 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_many_expired_ones_go_a_few_at_a_time(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that deletes them all would keep other owners waiting, and other servers from writing."""
-    monkeypatch.setattr(stored_responses, "_MOST_REMOVED", 10)
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED", 10)
     monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
     clock = Clock(1_000_000.0, 0.001)
     store, connection = open_with_connection(place, clock)
@@ -288,7 +288,7 @@ def test_many_expired_ones_go_a_few_at_a_time(place: Path | None, monkeypatch: p
 
 
 def test_large_expired_ones_go_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_REMOVED_BYTES", 1000)
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED_BYTES", 1000)
     monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
     clock = Clock(1_000_000.0, 0.001)
     store = open_store(None, clock)
@@ -381,7 +381,7 @@ def test_an_answer_in_progress_is_known_until_its_request_ends(store: ResponseSt
 
 
 def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 3)
+    monkeypatch.setattr(stored_responses, "_MAX_WAITING", 3)
     gate = threading.Event()
     store.write(ANN, gate.wait)
     time.sleep(0.05)
@@ -457,7 +457,7 @@ def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> No
 
 
 def test_one_owners_calls_leave_anothers_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 40)
+    monkeypatch.setattr(stored_responses, "_MAX_WAITING", 40)
     store, go_on, done = open_store(None), threading.Event(), list[str]()
     blocked = store.write(ANN, go_on.wait)
     while not blocked.running():
