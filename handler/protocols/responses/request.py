@@ -527,7 +527,7 @@ class ToolsReader:
             return
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
-                raise InvalidParameter(f"{at}.name: must be a string")
+                raise InvalidParameter(f"{at}.name: must be a non-empty string")
             self.ignored |= unread(tool, "tools[]", _NAMESPACE)
             for index, member in enumerate(tool["tools"]):
                 self._tool(member, f"{at}.tools[{index}]", tool["name"])

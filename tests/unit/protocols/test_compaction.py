@@ -9,8 +9,9 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish
-from handler.protocols.assistant.summary import BEFORE, PROMPT
+from handler.core.values import Delta, Finish, Request
+from handler.protocols.assistant.answer import ResponseForm
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.registry import ROUTES
@@ -104,6 +105,23 @@ def test_a_response_is_not_finished_by_its_summary() -> None:
         response = last["response"] if stream else last
         assert [item["type"] for item in response["output"]] == ["compaction", "message"]
         assert (response["status"], response["usage"]["input_tokens"]) == ("completed", 5 + 7)
+
+
+def test_a_prompt_is_summarized_again_if_its_response_does_not_fit() -> None:
+    """If it just fits, the prompt must first grow by a quarter."""
+    [request] = parse().requests
+    request = request._replace(min_free_tokens=None, fill_context=False)
+
+    def render(one: Request) -> Prompt:
+        return Prompt("", [0] * (110 if one.messages else 100), VOCABULARY)
+
+    for num_tokens, due in ((890, False), (891, True)):
+        summarizing = Summarizing(
+            1, lambda: 1000, lambda: (request, ResponseForm()), lambda _: request._replace(messages=()), "So far."
+        )
+        sampling = request.sampling._replace(max_new_tokens=num_tokens)
+        summarizing.edit(request._replace(sampling=sampling), render)
+        assert summarizing.due is due
 
 
 def test_a_stream_whose_engine_fails_in_the_summary_has_none() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Delta, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
-from handler.protocols.responses.request import with_ids
+from handler.protocols.responses.request import read_wanted, with_ids
 from handler.serving.encoder import check_structured_output
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying, with_options
@@ -278,6 +278,37 @@ def test_a_custom_call_and_its_output_are_read() -> None:
     assert [item["id"].partition("_")[0] for item in kept] == ["ctc", "ctco"]
 
 
+def test_items_are_read_as_they_are_stored() -> None:
+    """Clients send them back with their ids and states, which have no effect and are not reported."""
+    custom = {"type": "custom_tool_call", "call_id": "call_2", "name": "patch", "input": "a"}
+    items = [
+        user(),
+        call(),
+        output("one"),
+        custom,
+        {**output("two"), "type": "custom_tool_call_output", "call_id": "call_2"},
+    ]
+    kept = with_ids(items)
+    assert all(item.keys() > {"id", "status"} for item in kept)
+    for given in (items, kept):
+        parsed = parse({"input": given, "tools": [WEATHER, PATCH]})
+        assert parsed.ignored == parse({"input": [user()], "tools": [WEATHER, PATCH]}).ignored
+        assert [message["content"] for message in parsed.requests[0].messages if message["role"] == "tool"] == [
+            "one",
+            "two",
+        ]
+
+
+def test_an_input_may_refer_to_a_thousand_items() -> None:
+    """An item that is referred to twice counts once."""
+    references = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(1001)]
+    wanted = read_wanted({"input": [*references[:1000], references[0]]}, keeps=True)
+    assert wanted is not None
+    assert len(wanted.items) == 1000
+    with pytest.raises(InvalidPayload, match="refers to 1001 stored items; the maximum is 1000"):
+        read_wanted({"input": references}, keeps=True)
+
+
 @in_one_test(
     ("asked", "message", "param"),
     [
@@ -312,6 +343,9 @@ def test_a_custom_call_and_its_output_are_read() -> None:
             "tools[0].tools[0].name with its namespace: must be 1 to 256 letters",
             None,
         ),
+        (body(tools=[{**OWN, "name": "", "tools": []}]), "tools[0].name: must be a non-empty string", None),
+        (body(tools=[{**OWN, "name": 7, "tools": []}]), "tools[0].name: must be a non-empty string", None),
+        (body(tools=[{"type": "namespace", "tools": []}]), "tools[0].name: must be a non-empty string", None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
         (body(tools=[LARK], tool_choice=LARK), "patch is omitted, because tools[].format.syntax=lark", "tool_choice"),
         (body(tools=[{**OWN, "tools": [LARK]}], tool_choice={**LARK, "namespace": "own"}), "own.patch is", None),

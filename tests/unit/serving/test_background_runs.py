@@ -1,11 +1,15 @@
-"""The events of a running background response in memory."""
+"""The events of a running background response: those in memory, and the limit on all of them."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
+from unittest import mock
 
-from handler.serving.background.runs import EventLog
+from handler.config.config import Config
+from handler.protocols.kernel.stored import Detached
+from handler.serving.background.runs import BackgroundRun, EventLog
 
 
 def in_memory(log: EventLog) -> Sequence[bytes]:
@@ -28,3 +32,18 @@ def test_the_size_is_that_of_the_events_in_memory() -> None:
     log.add([b"last"])
     log.drop_pending()
     assert (log.size, log.pending) == (sum(map(len, in_memory(log))), [])
+
+
+def test_events_may_have_as_many_bytes_as_the_limit() -> None:
+    async def fails(*sizes: int) -> bool:
+        task = mock.Mock(error=None, finished=False)
+        detached = Detached(mock.Mock(head={}), (), streams=True)
+        BackgroundRun(task, detached, Config(background_max_bytes=100), mock.Mock()).begin()
+        for size in sizes:
+            task.take.return_value = b"x" * (size - 2) + b"\n\n"
+            task.on_bytes(task)
+        await asyncio.sleep(0)
+        return bool(task.fail.called)
+
+    assert not asyncio.run(fails(60, 40))
+    assert asyncio.run(fails(60, 41))
