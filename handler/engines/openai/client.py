@@ -25,6 +25,9 @@ _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
 
+Events = AsyncIterator[list[StreamEvent]]
+"""The events of a response, as they arrive."""
+
 
 class HttpModel(NamedTuple):
     """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
@@ -79,19 +82,50 @@ class HttpClient:
         Raises:
             Failed: the server does not report its models.
         """
+        return _models(await self._get(f"{url}/models"))
+
+    async def document(self, *urls: str) -> Any:
+        """Return the JSON document at the first of these addresses that exists.
+
+        Raises:
+            Failed: the server does not return the document.
+        """
+        for url in urls:
+            data = await self._get(url, may_miss=url != urls[-1])
+            if data:
+                break
+        try:
+            return orjson.loads(data)
+        except ValueError as error:
+            raise Failed("does not report its settings", f"its {urls[-1]} cannot be read: {error!r}") from None
+
+    async def _get(self, url: str, *, may_miss: bool = False) -> bytes:
+        """Return a body, or b"" if the server does not have this address and `may_miss` is set."""
         with self._translated():
-            request = self._session.get(f"{url}/models", timeout=self._models_timeout, allow_redirects=False)
-            async with request as response:
+            async with self._session.get(url, timeout=self._models_timeout, allow_redirects=False) as response:
                 data = await _body(response.content)
+                if response.status == 404 and may_miss:
+                    return b""
                 if response.status != 200:
                     error = status_error(response.status, data, response.headers)
                     raise error if isinstance(error, Failed) else Failed(f"answered {error.status}", error.words)
                 _check_encoding(response.headers)
-                return _models(data)
+                return data
+
+    async def post(self, url: str, body: Mapping[str, Any]) -> None:
+        """Send a command, and ignore the response.
+
+        Raises:
+            Failed: the server cannot be reached.
+        """
+        with self._translated():
+            data, timeout = json.dumps(body).encode(), self._models_timeout
+            async with self._session.post(url, data=data, timeout=timeout, allow_redirects=False) as response:
+                await _body(response.content)
 
     @contextlib.asynccontextmanager
-    async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[StreamEvent]]]:
-        """Send a request, and yield an iterator over the events of the response as they arrive.
+    async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[Events]:
+        """Send a request to an address, and yield an iterator over the events of the response as they arrive.
 
         If the context exits before the response ends, the connection is closed.
 
@@ -100,7 +134,7 @@ class HttpClient:
             Failed: the server fails, perhaps in the middle of the response.
         """
         with self._translated():
-            async with await self._post(f"{url}/completions", json.dumps(body).encode()) as response:
+            async with await self._post(url, json.dumps(body).encode()) as response:
                 if response.status != 200:
                     raise status_error(response.status, await _body(response.content), response.headers)
                 _check_encoding(response.headers)
