@@ -36,7 +36,8 @@ from handler.http.inference import (
     shows,
 )
 from handler.http.message_batch_routes import MessageBatchRoutes
-from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
+from handler.http.response_routes import ResponseRoutes
+from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, Checks, read_access
 from handler.http.sockets.asgi import AsgiHandshake, http_scope
 from handler.http.sockets.readers import INVOKE_SOCKET, REALTIME

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.types import Scope, Send
 
-from handler.core.errors import NotFound, ServingError
+from handler.core.errors import ServingError
 from handler.core.framing import JSON, SSE, dumps
 from handler.core.framing import KEEP_ALIVE as COMMENT
 from handler.http.exchange import EXCHANGE, AnyExchange
@@ -19,11 +19,13 @@ from handler.http.inference import (
     KEEP_ALIVE,
     Handle,
     Headers,
+    Responded,
     encoded,
     log_slow_client,
     send_answer,
     send_start,
 )
+from handler.http.stored_calls import StoredCall, store_of
 from handler.http.urls import query_of
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.api import ERRORS
@@ -35,7 +37,6 @@ from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.task import RequestTask, ignored_header
-from handler.serving.stored_responses import ResponseStore
 
 _PART = 1 << 16  # bytes of events after which a part is sent
 _LOOK_SECONDS = 1.0  # between two searches for events of a response that another server runs
@@ -62,14 +63,14 @@ async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask
         starting.add_done_callback(lambda _: None if starting.exception() is None else task.close())
         return True
     if detached.streams:
-        await _send_events(model, scope, send, _Reader(runs, run.owner, run.id, 0, run), ignored)
+        await _send_events(model, scope, send, _EventReader(runs, run.owner, run.id, 0, run), ignored)
     else:
         queued = HttpResponse(200, JSON.content_type, dumps({**detached.queued.head, "output": []}))
         await send_answer(scope, send, queued, ignored)
     return True
 
 
-class _Reader:
+class _EventReader:
     """Reads the events of a response: those in memory, or else those in the store.
 
     Args:
@@ -100,7 +101,7 @@ class _Reader:
 
 
 async def _send_events(
-    model: ServedModel, scope: Scope, send: Send, reader: _Reader, extra: Headers | None = None
+    model: ServedModel, scope: Scope, send: Send, reader: _EventReader, extra: Headers | None = None
 ) -> None:
     """Send the events of a response until it has ended or is deleted, or the client has disconnected.
 
@@ -121,7 +122,9 @@ async def _send_events(
         readers.discard(exchange.wake)
 
 
-async def _send_parts(model: ServedModel, send: Send, reader: _Reader, exchange: AnyExchange, memory: Share) -> None:
+async def _send_parts(
+    model: ServedModel, send: Send, reader: _EventReader, exchange: AnyExchange, memory: Share
+) -> None:
     sent_at = time.monotonic()
     while not exchange.is_over:
         page = await reader.read()
@@ -169,8 +172,8 @@ class BackgroundHandlers:
 
         return handle
 
-    async def _reader(self, scope: Scope, first: int) -> _Reader:
-        store, runs = self._store(), self._model.background
+    async def _reader(self, scope: Scope, first: int) -> _EventReader:
+        store, runs = store_of(self._model), self._model.background
         assert runs is not None, "it exists if responses are stored"
         owner, id = owner_of(scope["headers_by_name"]), scope["path_params"]["response"]
         run = runs.find(owner, id)
@@ -182,16 +185,11 @@ class BackgroundHandlers:
             streams = run.detached.streams
         if not streams:
             raise no_events()
-        return _Reader(runs, owner, id, first, run)
+        return _EventReader(runs, owner, id, first, run)
 
-    def _store(self) -> ResponseStore:
-        store = self._model.preprocessor.store
-        if store is None:
-            raise NotFound("responses are not stored on this server (option.responses_store)")
-        return store
-
-    async def cancel(self, store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
+    async def cancel(self, call: StoredCall) -> Responded:
         """Cancel a response, and return it. A response that has ended stays as it is."""
+        store, owner, id = call.store, call.owner, call.id
         await self.stop(owner, id)
         response = await asyncio.wrap_future(store.response(owner, id))
         if response is None:
@@ -203,7 +201,7 @@ class BackgroundHandlers:
             response = await asyncio.wrap_future(store.response(owner, id))
             if response is None:
                 raise not_kept(id)
-        return response
+        return response, ()
 
     async def stop(self, owner: str, id: str) -> None:
         """Cancel a response that runs on this server, and wait until its final state has been written."""

@@ -30,12 +30,13 @@ from handler.http.inference import (
     GIVEN_UP,
     Endpoint,
     Handle,
+    Responded,
     declared_length,
     read_short_body,
     send_refusal,
     send_start,
 )
-from handler.http.routes import Answered, json_handler
+from handler.http.routes import json_handler
 from handler.http.urls import query_of
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import ErrorFormat
@@ -71,8 +72,8 @@ class StoreRoutes:
     def route(self, path: str, **handlers: Handle) -> Route:
         return Route(path, Endpoint(handlers, errors=self.errors))
 
-    def json(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
-        async def checked(scope: Scope, receive: Receive) -> Answered:
+    def json(self, answer: Callable[[Scope, Receive], Awaitable[Responded]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Responded:
             if scope["method"] in ("POST", "DELETE"):
                 self._model.availability.check_open()
             return await answer(scope, receive)
@@ -183,7 +184,7 @@ class BatchRoutes(StoreRoutes):
     def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
         """Return a handler that calls a method of the store with the owner of the request and the ID in the path."""
 
-        async def answer(scope: Scope, receive: Receive) -> Answered:
+        async def answer(scope: Scope, receive: Receive) -> Responded:
             (id,) = scope["path_params"].values()
             return await self.call(method, owner_in(scope), id), ()
 
@@ -196,14 +197,14 @@ class BatchRoutes(StoreRoutes):
             limits: maximum and default number of items on a page, as for `read_page`.
         """
 
-        async def answer(scope: Scope, receive: Receive) -> Answered:
+        async def answer(scope: Scope, receive: Receive) -> Responded:
             page = read_page(QueryParams(query_of(scope)), *limits)
             items, has_more = await self.call(method, owner_in(scope), page)
             return listed(items, has_more=has_more), ()
 
         return self.json(answer)
 
-    async def _create(self, scope: Scope, receive: Receive) -> Answered:
+    async def _create(self, scope: Scope, receive: Receive) -> Responded:
         store = self.store
         body = await read_short_body(scope, receive, _FORM, self._model)
         params = read_batch(decode(body), self._endpoints, self._model.context)
@@ -213,7 +214,7 @@ class BatchRoutes(StoreRoutes):
 
     # -- the contents of files -----------------------------------------------------------------------------------
 
-    async def _upload(self, scope: Scope, receive: Receive) -> Answered:
+    async def _upload(self, scope: Scope, receive: Receive) -> Responded:
         store = self.store
         if media_type(scope["headers_by_name"]) != "multipart/form-data":
             raise UnsupportedMedia("a file must be sent as multipart/form-data")

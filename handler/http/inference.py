@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
@@ -35,13 +35,16 @@ from handler.serving.compression import check_encoding, content_encoding, inflat
 from handler.serving.head import ATTRIBUTES, DETACHES, PATH_MODEL, QUERY_ADAPTER, in_attributes, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
-from handler.serving.request.life import CLOSED
+from handler.serving.request.life import CLOSED, COMMIT
 from handler.serving.request.task import RequestTask, ignored_header
 
 log = logging.getLogger("handler.server")
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+Responded = tuple[Any, Sequence[str]]
+"""The JSON value of a response, and the names of the ignored parameters."""
 
 SHARED = "shared_headers"
 """Scope key for headers to add to every response to the request. This is cheaper than a wrapper around `send`."""
@@ -554,9 +557,6 @@ class _ResponseSender:
             return
         if self._task.streams:
             await self._send_stream()
-        elif self._started:  # the error must end the stream
-            self._task.take_whole()
-            await self._send({"type": "http.response.body", "body": self._task.stream_end()})
         else:
             await send_answer(self._scope, self._send, self._task.take_whole(), self._ignored)
 
@@ -580,6 +580,7 @@ class _ResponseSender:
             return
         self._started = True
         task = self._task
+        task.on(COMMIT)  # an error ends the stream from now on
         extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *encoded(task.dialect_headers()), *self._ignored]
         await send_start(self._scope, self._send, 200, task.content_type, extra)
 

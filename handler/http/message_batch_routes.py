@@ -13,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import BadRequest, Conflict, ServingError
 from handler.http.batch_routes import StoreRoutes, create_file, file_too_large, owner_in
-from handler.http.inference import send_refusal, send_start
-from handler.http.routes import Answered
+from handler.http.inference import Responded, send_refusal, send_start
 from handler.http.urls import query_of
 from handler.protocols.anthropic.api import ERRORS
 from handler.protocols.anthropic.batches import (
@@ -22,9 +21,9 @@ from handler.protocols.anthropic.batches import (
     ENDPOINT,
     DeletedMessageBatch,
     MessageBatch,
+    MessageResults,
     RequestReader,
     RequestSplitter,
-    Results,
     message_batch,
     message_batches,
     new_message_batch,
@@ -60,7 +59,7 @@ class MessageBatchRoutes(StoreRoutes):
             route(f"{path}/results", GET=self._results),
         ]
 
-    async def _create(self, scope: Scope, receive: Receive) -> Answered:
+    async def _create(self, scope: Scope, receive: Receive) -> Responded:
         store = self.store
         async with self.new_file(scope, ANTHROPIC) as id:
             with create_file(store.path(id)) as file:
@@ -74,17 +73,17 @@ class MessageBatchRoutes(StoreRoutes):
         store.created.set()
         return _shown(batch), new.ignored
 
-    async def _retrieve(self, scope: Scope, receive: Receive) -> Answered:
+    async def _retrieve(self, scope: Scope, receive: Receive) -> Responded:
         return _shown(await self._batch(scope, BatchStore.batch)), ()
 
-    async def _cancel(self, scope: Scope, receive: Receive) -> Answered:
+    async def _cancel(self, scope: Scope, receive: Receive) -> Responded:
         try:
             batch = await self._batch(scope, BatchStore.cancel)
         except Conflict:  # it has ended
             batch = await self._batch(scope, BatchStore.batch)
         return _shown(batch), ()
 
-    async def _delete(self, scope: Scope, receive: Receive) -> Answered:
+    async def _delete(self, scope: Scope, receive: Receive) -> Responded:
         try:
             await self._batch(scope, BatchStore.delete_batch)
         except Conflict as error:  # clients repeat a request that gets 409
@@ -92,7 +91,7 @@ class MessageBatchRoutes(StoreRoutes):
         deleted: DeletedMessageBatch = {"id": scope["path_params"]["batch"], "type": "message_batch_deleted"}
         return deleted, ()
 
-    async def _list(self, scope: Scope, receive: Receive) -> Answered:
+    async def _list(self, scope: Scope, receive: Receive) -> Responded:
         query = read_message_page(QueryParams(query_of(scope)))
         batches, has_more = await self.call(BatchStore.batches, owner_in(scope), query.page, ANTHROPIC)
         shown = [_shown(batch) for batch in (reversed(batches) if query.is_before else batches)]
@@ -171,7 +170,7 @@ def _shown(batch: OpenAiBatch) -> MessageBatch:
     return message_batch(batch, num_unsent)
 
 
-def _open_results(store: BatchStore, owner: str, id: str) -> Results:
+def _open_results(store: BatchStore, owner: str, id: str) -> MessageResults:
     """Open the files of a batch that has ended.
 
     Raises:
@@ -192,7 +191,7 @@ def _open_results(store: BatchStore, owner: str, id: str) -> Results:
         is_complete = counts["completed"] + counts["failed"] == counts["total"]
         input = None if is_complete else open_file(batch["input_file_id"], ANTHROPIC.input)
         opened.pop_all()
-    return Results(batch["status"], outputs, input)
+    return MessageResults(batch["status"], outputs, input)
 
 
 def _next_part(lines: Iterator[bytes]) -> bytes:

@@ -33,6 +33,7 @@ _SHORT_HEAD = 512  # maximum size of a head that need not wait for others, as th
 _MAX_BEGUN = 16  # maximum number of requests that begin in an iteration of the event loop,
 _MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
 _MAX_CALLS = 1024  # maximum number of calls in an iteration, including calls of clients that have left
+_MAX_LEFT = 64  # maximum number of connections that are closed in an iteration because their clients have left
 _NEW_CONNECTION = 1  # each new connection lowers _MAX_BEGUN by this: the next in the kernel's queue may be for /ping
 _QUICK_METHODS = (b"GET ", b"HEAD ")  # methods of a health check, parsed at once even while clients connect
 _PROBES = ("/ping", "/health")  # these begin at once
@@ -44,7 +45,8 @@ class LoopTurns:
     In each iteration, the loop reads all connections with new bytes, so the work that one connection starts delays the
     others. Heads are parsed first. While clients connect, only heads of GET and HEAD requests are parsed. Then requests
     begin in turns, a few per iteration, and fewer while many clients connect. Requests without a body begin before
-    other requests. Long heads and requests with long paths share a budget of bytes per iteration.
+    other requests. Long heads and requests with long paths share a budget of bytes per iteration. When many clients
+    leave together, some of their connections are closed in each iteration.
 
     Attributes:
         num_new: number of connections that clients have made in this iteration.
@@ -53,7 +55,8 @@ class LoopTurns:
     def __init__(self) -> None:
         self._quick = deque[Callable[[], object]]()
         self._others = deque[Callable[[], object]]()
-        self.num_new = self._num_begun = self._num_bytes = 0
+        self._left = deque[asyncio.Transport]()
+        self.num_new = self._num_begun = self._num_bytes = self._num_left = 0
         self._is_due = False
 
     @property
@@ -70,6 +73,19 @@ class LoopTurns:
         """Count a new connection in this iteration."""
         self.num_new += 1
         self._expect(loop)
+
+    def leave(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> bool:
+        """Count a connection whose client has left.
+
+        Returns:
+            Whether it stays open for now. In that case, it is closed in one of the next iterations.
+        """
+        self._expect(loop)
+        self._num_left += 1
+        if self._num_left <= _MAX_LEFT:
+            return False
+        self._left.append(transport)
+        return True
 
     def soon(
         self,
@@ -110,12 +126,20 @@ class LoopTurns:
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, limit = False, self._begin_limit()
-        self.num_new = self._num_begun = self._num_bytes = 0
+        self.num_new = self._num_begun = self._num_bytes = self._num_left = 0
+        if self._left:
+            self._expect(loop)
+            self._close_left()
         if not (self._quick or self._others):
             return
         self._expect(loop)
         self._begin(self._quick, min(limit, _MAX_QUICK))
         self._begin(self._others, max(limit, self._num_begun + 1))
+
+    def _close_left(self) -> None:
+        self._num_left = min(len(self._left), _MAX_LEFT)
+        for _ in range(self._num_left):
+            self._left.popleft().close()
 
 
 class Timer:
@@ -272,13 +296,15 @@ class Protocol(asyncio.Protocol):
         """Return whether to keep the connection open for a response. TLS closes both directions together."""
         self._eof = True
         is_whole = self._current is not None and self._current.is_whole
-        if is_whole or self._scope["scheme"] == "https":
+        if self._scope["scheme"] == "https":
             return False
+        if is_whole:
+            return self.turns.leave(self.loop, self.transport)
         if self._held and self._last_words is None:
             return True  # the bytes may be complete requests
         if self._current is not None and self._last_words is None:
             self._stop()
-        return self._current is not None
+        return self._current is not None or self.turns.leave(self.loop, self.transport)
 
     def shutdown(self) -> None:
         """Close the connection after the pending responses, without waiting for a body that is still being received."""

@@ -1,8 +1,7 @@
-"""Routes for models, adapters, stored responses, batch transform and pages."""
+"""Routes for models, adapters, batch transform and pages."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,19 +18,18 @@ from handler.core.errors import (
     InvalidPayload,
     ModelNotFound,
     NotFound,
-    NotKept,
     ServingError,
 )
-from handler.core.framing import JSON, dumps
+from handler.core.framing import dumps
 from handler.core.numbers import whole
 from handler.core.values import Task
-from handler.http.background_responses import BackgroundHandlers
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.inference import (
     Endpoint,
     Handle,
     Headers,
     Inference,
+    Responded,
     encoded,
     read_short_body,
     send_answer,
@@ -47,24 +45,17 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
-from handler.protocols.openai.api import ERRORS, OpenAiModel, listed, listed_models, read_page
+from handler.protocols.openai.api import ERRORS, OpenAiModel, listed_models
 from handler.protocols.openapi import DocumentedRoute, document
-from handler.protocols.responses.api import deleted, not_kept
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
 from handler.serving.batches.runner import OF_THE_LINE, line_answer
-from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import Share
 from handler.serving.request.task import ignored_header
-from handler.serving.stored_responses import ResponseStore
-
-Answered = tuple[Any, Sequence[str]]
-"""The JSON value of a response, and the names of the ignored parameters."""
 
 
 def json_handler(
-    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered]], errors: ErrorFormat = SERVER
+    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Responded]], errors: ErrorFormat = SERVER
 ) -> Handle:
     """Return a handler that sends the result of `answer` as JSON, or nothing if the client has disconnected."""
 
@@ -178,8 +169,8 @@ class AdapterRoutes:
             for path, endpoint in (("", many), ("/{adapter}", adapter), ("/{adapter}/update", update))
         ]
 
-    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
-        async def checked(scope: Scope, receive: Receive) -> Answered:
+    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Responded]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Responded:
             own = self._model.config.model_name
             if (model := scope["path_params"].get("model", own[0])) not in own:
                 raise NotFound(f"The model {model} was not found; served here: {', '.join(own)}")
@@ -188,7 +179,7 @@ class AdapterRoutes:
 
         return json_handler(self._model, checked)
 
-    async def _list(self, scope: Scope, receive: Receive) -> Answered:
+    async def _list(self, scope: Scope, receive: Receive) -> Responded:
         query = _query(scope)
         limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
         entries = list(self._adapters.registry)
@@ -198,10 +189,10 @@ class AdapterRoutes:
             value["nextPageToken"] = str(last)
         return value, tuple(query)
 
-    async def _describe(self, scope: Scope, receive: Receive) -> Answered:
+    async def _describe(self, scope: Scope, receive: Receive) -> Responded:
         return _description(self._adapters.registry.get(scope["path_params"]["adapter"])), ()
 
-    async def _register(self, scope: Scope, receive: Receive) -> Answered:
+    async def _register(self, scope: Scope, receive: Receive) -> Responded:
         call = await self._read_call(scope, receive)
         name = required(call.name, "name")
         src, preload = required(call.src, "src"), call.preload is not False
@@ -210,7 +201,7 @@ class AdapterRoutes:
         change["id"] = settled.number
         return change, call.ignored
 
-    async def _update(self, scope: Scope, receive: Receive) -> Answered:
+    async def _update(self, scope: Scope, receive: Receive) -> Responded:
         call = await self._read_call(scope, receive)
         name = scope["path_params"]["adapter"]
         if call.name not in (None, name):
@@ -218,7 +209,7 @@ class AdapterRoutes:
         await self._adapters.update(name, call.src, preload=call.preload)
         return _status(scope, name, "updated"), call.ignored
 
-    async def _unregister(self, scope: Scope, receive: Receive) -> Answered:
+    async def _unregister(self, scope: Scope, receive: Receive) -> Responded:
         name = scope["path_params"]["adapter"]
         self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
@@ -302,76 +293,6 @@ class Records(Inference):
             if isinstance(task.error, OF_THE_LINE):
                 answer = answer._replace(status=200)
             await send_answer(scope, send, answer, encoded(ignored_header(task.ignored).items()))
-
-
-# -- stored responses at /v1/responses/{id}: read, list the input, delete. Only their owner can access them ------------
-
-
-StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
-"""Function that takes the store, the owner, the response ID and the query, and returns the JSON value to send."""
-
-
-class ResponseRoutes:
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-        self._background = BackgroundHandlers(model)
-        retrieve = self._background.retrieve(self._handler(_retrieve))
-        cancel = self._handler(self._background.cancel, changes=True)
-        endpoint = {"GET": retrieve, "DELETE": self._handler(self._delete, changes=True)}
-        self.routes = [
-            Route("/v1/responses/{response}", Endpoint(endpoint, errors=ERRORS)),
-            Route("/v1/responses/{response}/cancel", Endpoint({"POST": cancel}, errors=ERRORS)),
-            Route(
-                "/v1/responses/{response}/input_items",
-                Endpoint({"GET": self._handler(_input_items)}, errors=ERRORS),
-            ),
-        ]
-
-    def _handler(self, call: StoredAnswer, *, changes: bool = False) -> Handle:
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            exchange: AnyExchange = scope["extensions"][EXCHANGE]
-            with Share(self._model.admission.memory) as memory:
-                await send_answer(scope, send, await found(scope, memory))
-                await exchange.read()  # the response needs memory until then
-
-        async def found(scope: Scope, memory: Share) -> HttpResponse:
-            store, id = self._model.preprocessor.store, scope["path_params"]["response"]
-            try:
-                if changes:
-                    self._model.availability.check_open()
-                if store is None:
-                    raise NotFound("responses are not stored on this server (option.responses_store)")
-                query = QueryParams(query_of(scope))
-                value = await call(store, owner_of(scope["headers_by_name"]), id, query)
-                whole = HttpResponse(200, JSON.content_type, dumps(value))
-                memory.take(len(whole.body))
-            except ServingError as error:
-                return ERRORS.whole(error)
-            return whole
-
-        return handle
-
-    async def _delete(self, store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-        await self._background.stop(owner, id)
-        if not await asyncio.wrap_future(store.delete(owner, id)):
-            raise not_kept(id)
-        return deleted(id)
-
-
-async def _retrieve(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    response = await asyncio.wrap_future(store.response(owner, id))
-    if response is None:
-        raise not_kept(id)
-    return response
-
-
-async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    limit, after, newest_first, _ = read_page(query)
-    page = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
-    if page is None:
-        raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
-    items, has_more = page
-    return listed(items, has_more=has_more)
 
 
 # -- the chat page at `/`, the OpenAPI document and its page, which load nothing from other servers --------------------

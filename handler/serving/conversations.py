@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id)
 
 _ITEM = 128  # approximate bytes of an item in the database besides its JSON
 _MAX_IDS = 500  # maximum number of ids in a query
+_LOCK = "hhqqi4x"  # the kernel's struct flock: kind, origin, first byte, number of bytes, process
 
 
 class Locks:
@@ -63,6 +64,13 @@ class Locks:
             raise ConversationLocked
         self._held.add(number)
 
+    def is_held(self, number: int) -> bool:
+        """Return whether a response in a conversation is in progress, on any of the servers."""
+        try:
+            return number in self._held or self._lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, number) != fcntl.F_UNLCK
+        except OSError:  # without locks, no response is in progress
+            return False
+
     def release(self, number: int) -> None:
         self._held.discard(number)
         self._set(fcntl.F_UNLCK, number)
@@ -74,18 +82,26 @@ class Locks:
 
     def _set(self, kind: int, number: int) -> bool:
         """Change the lock on the byte of a conversation, and return whether this was possible."""
-        if self._path is None:
-            return True
         try:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            # These locks belong to the open file: two stores in a process exclude each other too.
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, number, 1, 0))
+            self._lock(fcntl.F_OFD_SETLK, kind, number)
         except (BlockingIOError, PermissionError):
             return False
         except OSError as error:
             raise Unavailable("conversations cannot be locked", detail=str(error)) from None
         return True
+
+    def _lock(self, command: int, kind: int, number: int) -> int:
+        """Run a command for the lock on the byte of a conversation, and return the kind of lock that it found.
+
+        These locks belong to the open file: two stores in a process exclude each other too.
+        """
+        if self._path is None:
+            return fcntl.F_UNLCK
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = struct.pack(_LOCK, kind, os.SEEK_SET, number, 1, 0)
+        kind_before: int = struct.unpack(_LOCK, fcntl.fcntl(self._file, command, lock))[0]
+        return kind_before
 
 
 class ResponseTurn:
@@ -133,6 +149,8 @@ class Conversations:
     """The conversations of all owners. Each owner can access only its own. All methods must be called within a
     transaction of the database, and may raise sqlite3.Error.
 
+    A conversation is in use while a response in it is in progress: it does not expire, and is not deleted to make room.
+
     Args:
         lifetime: seconds after its last use at which a conversation expires.
         clock: function that returns the time, in seconds since 1970.
@@ -154,16 +172,16 @@ class Conversations:
         Raises:
             NotKept: the owner has no conversation with this id.
         """
-        query = "SELECT number, head, size FROM conversations WHERE id = ? AND owner = ? AND expires > ?"
-        row = self._database.execute(query, (id, owner, self._clock())).fetchone()
-        if row is None:
+        query = "SELECT expires > ?, number, head, size FROM conversations WHERE id = ? AND owner = ?"
+        row = self._database.execute(query, (self._clock(), id, owner)).fetchone()
+        if row is None or not (row[0] or self.locks.is_held(row[1])):
             raise no_conversation(id, param)
-        return StoredConversation(*row)
+        return StoredConversation(*row[1:])
 
     def has(self, number: int) -> bool:
-        """Return whether a conversation exists."""
-        query = "SELECT 1 FROM conversations WHERE number = ? AND expires > ?"
-        return self._database.execute(query, (number, self._clock())).fetchone() is not None
+        """Return whether a conversation has not been deleted."""
+        query = "SELECT 1 FROM conversations WHERE number = ?"
+        return self._database.execute(query, (number,)).fetchone() is not None
 
     def create(self, owner: str, conversation: dict[str, Any], items: Sequence[KeptItem]) -> int:
         """Write a conversation with its first items, and return its number.
@@ -198,6 +216,13 @@ class Conversations:
         now = self._clock()
         query = "UPDATE conversations SET used = ?, expires = ? WHERE number = ?"
         self._database.execute(query, (now, now + self._lifetime, number))
+
+    def use_held(self, numbers: Iterable[int]) -> bool:
+        """Record a use of the conversations in which a response is in progress. Return whether there are any."""
+        held = [number for number in numbers if self.locks.is_held(number)]
+        for number in held:
+            self.use(number)
+        return bool(held)
 
     def append(self, number: int, items: Sequence[KeptItem]) -> None:
         """Append items to a conversation.
@@ -315,7 +340,10 @@ class Conversations:
         return load_json(stored.head)
 
     def remove_expired(self) -> None:
-        self._database.execute("DELETE FROM conversations WHERE expires <= ?", (self._clock(),))
+        now = (self._clock(),)
+        expired = self._database.execute("SELECT number FROM conversations WHERE expires <= ?", now).fetchall()
+        self.use_held(number for (number,) in expired)
+        self._database.execute("DELETE FROM conversations WHERE expires <= ?", now)
 
     def close(self) -> None:
         self.locks.close()

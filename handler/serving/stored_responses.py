@@ -6,7 +6,6 @@ SQLite stores the responses on a separate thread. A response belongs to the API 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sqlite3
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, ServingError, Unavailable
@@ -24,13 +23,14 @@ from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
 from handler.protocols.kernel.stored import (
     CONVERSATION,
-    KeptAnswer,
     KeptItem,
+    KeptResponse,
     Recalled,
     State,
     Wanted,
     kept_items,
 )
+from handler.protocols.openai.api import Page
 from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
 from handler.serving.background.tables import BackgroundTables
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
@@ -40,6 +40,7 @@ from handler.serving.database import load_json, open_database
 log = logging.getLogger("handler")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _PERIOD = 10.0  # seconds between two searches for expired responses
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
@@ -164,7 +165,7 @@ class ResponseDatabase:
     def keep(
         self,
         owner: str,
-        kept: KeptAnswer,
+        kept: KeptResponse,
         head: bytes,
         encoded_items: Sequence[KeptItem],
         size: int,
@@ -204,7 +205,7 @@ class ResponseDatabase:
             return is_kept
 
     def insert(
-        self, owner: str, kept: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
+        self, owner: str, kept: KeptResponse, head: bytes, encoded_items: Sequence[KeptItem], size: int, failed: int = 0
     ) -> None:
         """Insert a response, within a transaction.
 
@@ -241,7 +242,10 @@ class ResponseDatabase:
         if number <= self._config.responses_max and held <= room:
             return False
         limits = {"owner": owner, "most": self._config.responses_max, "room": room}
-        for is_conversation, row in self._database.execute(_TOO_MANY, limits).fetchall():
+        rows = self._database.execute(_TOO_MANY, limits).fetchall()
+        if self.conversations.use_held(row for is_conversation, row in rows if is_conversation):
+            rows = self._database.execute(_TOO_MANY, limits).fetchall()
+        for is_conversation, row in rows:
             table, column = ("conversations", "number") if is_conversation else ("answers", "rowid")
             self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (row,))
         return True
@@ -391,24 +395,26 @@ class ResponseDatabase:
             output = [] if head is None else self._items(id, output_only=True)
         return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
 
-    def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
-        """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
+    def input_items(self, owner: str, id: str, page: Page) -> ItemPage | None:
+        """Return a page of input items of a response, or None if the response or its item `page.after` is missing."""
         with self.reading():
-            rows = self._page(owner, id, limit + 1, after, newest_first)
-        return None if rows is None else ([*map(load_json, rows[:limit])], len(rows) > limit)
+            rows = self._page(owner, id, page)
+        return None if rows is None else ([*map(load_json, rows[: page.limit])], len(rows) > page.limit)
 
-    def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
+    def _page(self, owner: str, id: str, page: Page) -> list[bytes] | None:
+        """Return the items of a page and the next one."""
         if self._head(owner, id) is None:
             return None
-        order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
+        order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
-        if after:
+        if page.after:
             position_query = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
-            row = self._database.execute(position_query, (id, after)).fetchone()
+            row = self._database.execute(position_query, (id, page.after)).fetchone()
             if row is None:
                 return None
             query, names = f"{query} AND place {beyond} ?", [id, row[0]]
-        return [item for (item,) in self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, most])]
+        query = f"{query} ORDER BY place {order} LIMIT ?"
+        return [item for (item,) in self._database.execute(query, [*names, page.limit + 1])]
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
@@ -469,7 +475,7 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, lambda: self._database.check_room(owner, size))
+        return self.call(owner, self._database.check_room, owner, size)
 
     def recall(
         self, owner: str, references: Wanted, reserve: Callable[[int], object], turn: ResponseTurn | None = None
@@ -486,7 +492,7 @@ class ResponseStore:
         """
         if self._begun(owner, references.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(owner, lambda: self._database.recall(owner, references, reserve, turn))
+        return self.call(owner, self._database.recall, owner, references, reserve, turn)
 
     def new_turn(self) -> ResponseTurn:
         """Return a turn for a request in a conversation, which `recall` takes."""
@@ -502,7 +508,7 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, lambda: self._database.read_conversations(read))
+        return self.call(owner, self._database.read_conversations, read)
 
     def change_conversation(self, owner: str, change: Callable[[Conversations], tuple[int, T]]) -> Future[T]:
         """Change a conversation of an owner, as `ResponseDatabase.change_conversation` does.
@@ -510,19 +516,17 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, lambda: self._database.change_conversation(owner, change))
+        return self.call(owner, self._database.change_conversation, owner, change)
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
         if (begun := self._begun(owner, id)) is not None:
-            return _done({**begun.answer})
-        return self._submit(owner, lambda: self._database.response(owner, id))
+            return _done({**begun.response})
+        return self.call(owner, self._database.response, owner, id)
 
-    def input_items(
-        self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
-    ) -> Future[ItemPage | None]:
-        """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
-        return self._submit(owner, lambda: self._database.input_items(owner, id, limit, after, newest_first))
+    def input_items(self, owner: str, id: str, page: Page) -> Future[ItemPage | None]:
+        """Return a page of input items of a response, or None if the response or its item `page.after` is missing."""
+        return self.call(owner, self._database.input_items, owner, id, page)
 
     def delete(self, owner: str, id: str) -> Future[bool]:
         """Delete a response, and return whether it existed.
@@ -532,24 +536,25 @@ class ResponseStore:
         """
         if self._begun(owner, id) is not None:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
-        return self._submit(owner, lambda: self._database.delete(owner, id))
+        return self.call(owner, self._database.delete, owner, id)
 
-    def call(self, owner: str, method: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a method of the database.
+    def call(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        """Call a method of the database on the store thread.
 
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(owner, functools.partial(method, *arguments))
+        self.check_calls(owner)
+        return self.write(owner, method, *arguments, **options)
 
     @property
     def background(self) -> BackgroundTables:
         """The tables of background responses. Call their methods by `call` or `write`."""
         return self._database.background
 
-    def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
+    def begin(self, owner: str, id: str, response: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
-        in_progress = InProgress(owner, answer)
+        in_progress = InProgress(owner, response)
         self._in_progress[id] = in_progress
         return in_progress
 
@@ -557,8 +562,9 @@ class ResponseStore:
         """Remove a response in progress that is not stored, if it is registered."""
         self._in_progress.pop(id, None)
 
-    def keep(self, owner: str, answer: KeptAnswer, turn: ResponseTurn | None = None) -> bool:
-        """Store a finished response, and return whether it was stored. This must be called within `write`.
+    def keep(self, owner: str, response: KeptResponse, turn: ResponseTurn | None = None) -> bool:
+        """Store a finished response, and return whether it was stored. This must be called within `write`, because a
+        database has one transaction at a time.
 
         Args:
             turn: turn in the conversation, to which the response is appended unless it failed. The turn ends. None
@@ -567,11 +573,12 @@ class ResponseStore:
         Raises:
             ServingError: the response could not be appended. Nothing has changed.
         """
+        assert threading.current_thread() is self._thread, "only the thread of the store uses the database"
         try:
-            head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
+            head, items = dumps(response.head), [*response.given, *kept_items(response.output)]
             size = len(head) + sum(len(item) for _, item in items)
-            appending = None if answer.failed else turn
-            return self._database.keep(owner, answer, head, items, size, appending)
+            appending = None if response.failed else turn
+            return self._database.keep(owner, response, head, items, size, appending)
         except (sqlite3.Error, ServingError) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             failure: Exception = error
@@ -579,10 +586,10 @@ class ResponseStore:
             log.exception("a bug in the server: a response could not be stored")
             failure = error
         finally:
-            self.end(answer.id)
+            self.end(response.id)
             if turn is not None:
                 turn.end()
-        if turn is None or answer.failed:
+        if turn is None or response.failed:
             return False
         if isinstance(failure, ServingError):
             raise failure
@@ -606,12 +613,8 @@ class ResponseStore:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _submit(self, owner: str, call: Callable[[], T]) -> Future[T]:
-        self.check_calls(owner)
-        return self.write(owner, call)
-
-    def write(self, owner: str, call: Callable[[], T]) -> Future[T]:
-        """Make a call on the store thread, even if many calls are waiting. Used for the `feed` method of replies."""
+    def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        """Do the same as `call`, even if many calls are waiting. Used for what must not be lost."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 
@@ -620,7 +623,7 @@ class ResponseStore:
                 return
             try:
                 self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
-                future.set_result(call())
+                future.set_result(method(*arguments, **options))
             except sqlite3.Error as error:
                 log.error("the stored responses cannot be read or written: %s", error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
@@ -661,8 +664,8 @@ def _done(value: T) -> Future[T]:
 class InProgress:
     """A response in progress. The `OwnersKeeper` of its request refers to this object."""
 
-    def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
-        self.owner, self.answer = owner, answer
+    def __init__(self, owner: str, response: Mapping[str, Any]) -> None:
+        self.owner, self.response = owner, response
 
 
 class OwnersKeeper:
@@ -679,13 +682,13 @@ class OwnersKeeper:
         self._in_progress: dict[str, InProgress] = {}
         self._has_ended = False
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        self._in_progress[id] = self._store.begin(self._owner, id, answer)
+    def begin(self, id: str, response: Mapping[str, Any]) -> None:
+        self._in_progress[id] = self._store.begin(self._owner, id, response)
         if self._has_ended:  # in the meantime, on another thread
             self._store.end(id)
 
-    def keep(self, answer: KeptAnswer) -> bool:
-        return self._store.keep(self._owner, answer, self._turn)
+    def keep(self, response: KeptResponse) -> bool:
+        return self._store.keep(self._owner, response, self._turn)
 
     def end(self) -> None:
         """End the responses in progress, which are not stored any more, and those that begin later."""

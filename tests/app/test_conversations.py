@@ -346,7 +346,9 @@ def test_one_response_at_a_time(slow: LiveServer) -> None:
     with answering(slow, id):
         others: list[dict[str, Any]] = [{}, {"stream": True}, {"store": False}]
         for more in others:
-            assert error(ask(slow, "b", conversation=id, **more)) == (409, LOCKED, None, "conversation_locked")
+            refused = ask(slow, "b", conversation=id, **more)
+            assert error(refused) == (409, LOCKED, None, "conversation_locked")
+            assert 1000 <= int(refused.headers["retry-after-ms"]) <= 1000 * int(refused.headers["retry-after"]) <= 4000
         assert ask(slow, "b", conversation=other, max_output_tokens=1).status_code == 200
         counted = slow.post({"input": "b", "conversation": id}, f"{RESPONSES}/input_tokens", headers=ANN)
         assert counted.status_code == 200, "a count needs no turn"
@@ -372,6 +374,21 @@ def test_a_conversation_that_is_deleted_while_it_answers(slow: LiveServer) -> No
     assert (last["type"], last["response"]["conversation"]) == ("response.incomplete", {"id": id})
     assert call(slow, "GET", f"/{id}").status_code == 404
     assert error(ask(slow, "a", conversation=id))[0] == 404
+
+
+@pytest.mark.parametrize("store", ["memory", "directory"])
+def test_a_conversation_does_not_expire_while_it_answers(store: str, tmp_path: Path) -> None:
+    """The response is longer than the lifetime. Its conversation expires after it."""
+    place = ("-o", f"option.responses_store={store if store == 'memory' else tmp_path}")
+    with serve(*SLOW, *place, "-o", "option.responses_expiration=3") as server:
+        id = create(server, user("zero"))
+        with answering(server, id, max_output_tokens=90) as lines:
+            time.sleep(3.5)
+            assert call(server, "GET", f"/{id}").status_code == 200
+            create(server)  # this deletes what has expired
+            last = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
+        assert said(items(server, id)) == ["zero", "one two", text(last["response"])]
+        wait_for(lambda: call(server, "GET", f"/{id}").status_code == 404, 10, "the conversation has not expired")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,9 @@ import httpx
 import pytest
 
 from handler.serving import stored_responses
-from tests.app.server import serve
-from tests.servers import LiveServer, wait_for
+from handler.serving.database import open_database
+from tests.app.server import impatient, serve
+from tests.servers import LiveServer, http, options, wait_for
 
 PATH = "/v1/responses"
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
@@ -367,3 +369,43 @@ def test_the_document_says_what_is_taken(server: LiveServer, echo_server: LiveSe
     stored = [shape["properties"]["store"] for shape in shapes]
     assert stored[0] == {"type": ["boolean", "null"]}
     assert stored[1] != stored[0]
+
+
+def test_only_the_thread_of_the_store_uses_the_database() -> None:
+    """However a response ends: two threads would share one transaction."""
+    threads = dict[str, str]()
+
+    def opened(*arguments: Any, **more: Any) -> sqlite3.Connection:
+        database = open_database(*arguments, **more)
+        database.set_trace_callback(lambda statement: threads.update({threading.current_thread().name: statement}))
+        return database
+
+    pace = options("option.max_rolling_batch_size=1", "option.echo_tokens_per_second=20", "option.predict_timeout=1")
+    store = options("option.responses_store=memory", "option.echo_cues=true", "option.background_timeout=2")
+    with mock.patch.object(stored_responses, "open_database", opened), impatient(*pace, *store) as server:
+        threads.clear()  # the database is opened on another thread
+        conversation = http.post(f"{server.url}/v1/conversations", json={}, headers=ANN).json()["id"]
+        long, short = {"input": "a b", "max_output_tokens": 4000}, {"input": "a b", "max_output_tokens": 2}
+        with httpx.stream("POST", server.url + PATH, json={**long, "stream": True}, headers=ANN, timeout=30) as held:
+            lines = held.iter_lines()  # the stream is closed with it
+            next(lines)
+            for more in ({}, {"conversation": conversation}):
+                refused = server.post({**short, "stream": True, **more}, PATH, headers=ANN)
+                assert refused.text.startswith(":\n\n")
+                failed = json.loads(refused.text.splitlines()[-2].removeprefix("data: "))["response"]
+                assert "waited 1 s for the engine" in failed["error"]["message"]
+                assert failed["error"]["code"] == "rate_limit_exceeded"
+                assert call(server, "GET", failed["id"]).json() == failed
+            assert server.metric('lmi_requests_total{outcome="overloaded"}') == 2
+            late = server.post({**short, "background": True, "stream": True}, PATH, headers=ANN)
+            assert "option.background_timeout" in late.text
+        for more in ({}, {"stream": True}, {"conversation": conversation}, {"background": True, "stream": True}):
+            assert '"incomplete"' in server.post({**short, **more}, PATH, headers=ANN).text
+        for prompt in ("a <raise>", "a"):
+            server.wait_ready()
+            thread = {"messages": [user(prompt)], "max_tokens": 3, "thread": {"type": "create"}, "stream": True}
+            assert "event: " in server.post(thread, "/v1/messages", headers=ANN).text
+        made = server.post({**long, "background": True}, PATH, headers=ANN).json()["id"]
+        assert call(server, "POST", f"{made}/cancel").json()["status"] == "cancelled"
+        assert call(server, "DELETE", made).json()["deleted"] is True
+    assert {*threads} == {"responses"}, threads

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.clients.agents.scripted import Model, call, said_by, scripted
@@ -49,6 +52,38 @@ def test_a_conversation_with_openais_client(conversations: Driver, storing_echo:
     assert found["deleted"] == {"id": id, "object": "conversation.deleted", "deleted": True}
     message = f"Conversation with id '{id}' not found."
     assert [[status, error["message"]] for status, error in found["gone"]] == [[404, message]] * 2
+
+
+_WAIT_FOR_A_TURN = """
+import json, time
+from openai import OpenAI
+
+begun = time.monotonic()
+with OpenAI(base_url={url!r}, api_key="none") as client:
+    responses = client.responses.with_raw_response
+    found = responses.create(model="model", input="b", conversation={id!r}, max_output_tokens=1)
+print(json.dumps([found.retries_taken, time.monotonic() - begun, found.parse().status]))
+"""
+
+
+def test_openais_client_waits_for_its_turn() -> None:
+    """It repeats a 409 by itself, twice: by its own delays (0.5 and 1 s), these would often be too early."""
+    driver = python_client("openai", "drive_conversations")
+    driver.run("")  # it has imported the client then
+    settings = ("-o", "option.responses_store=memory", "-o", "option.echo_tokens_per_second=20")
+    with serve("--engine", "echo", *settings) as server:
+        id = httpx.post(f"{server.url}/v1/conversations", headers={"authorization": "Bearer none"}).json()["id"]
+        body = {"input": "one two", "conversation": id, "stream": True, "max_output_tokens": 20}
+        url, key = f"{server.url}/v1/responses", {"authorization": "Bearer none"}
+        with httpx.stream("POST", url, json=body, headers=key, timeout=60) as other, ThreadPoolExecutor(1) as pool:
+            lines = other.iter_lines()
+            assert "response.created" in next(lines)
+            code = _WAIT_FOR_A_TURN.format(url=f"{server.url}/v1", id=id)
+            waiting = pool.submit(driver.run, code)
+            assert "response.incomplete" in [line for line in lines if line.startswith("data: ")][-1]
+            retries, seconds, status = json.loads(waiting.result(60))
+    assert status == "incomplete"
+    assert 1 <= retries <= seconds
 
 
 TURNS = ["What is the weather in Paris?", "And in Rome?"]

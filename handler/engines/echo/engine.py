@@ -87,7 +87,7 @@ CONTEXT = 1 << 17
 """Context length in tokens unless option.max_model_len is set. Llama 3.1 has the same context length."""
 
 _MOST_WORDS = 1 << 20  # of a prompt
-_SHORT = 1 << 16  # characters; longer texts are split in many short calls, as other threads need the GIL
+_PIECES = re.compile(r".{1,65536}\S*", re.DOTALL)  # a text is split in short calls, as other threads need the GIL
 _MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # in prompts with media, their ids follow those of the cues
 
 
@@ -110,13 +110,13 @@ class EchoTokenizer:
         self._most = max(context, _MOST_WORDS)
 
     def encode(self, text: str, *, media: bool = False) -> Prompt:
-        ids = {word: id for id, word in enumerate((*CUES, *_MEDIA.values()) if media else CUES)}
-        indices = []
-        short = len(text) < _SHORT
-        for word in text.split() if short else (match[0] for match in re.finditer(r"\S+", text)):
-            indices.append(ids.setdefault(word, len(ids)))
+        cues = (*CUES, *_MEDIA.values()) if media else CUES
+        ids = defaultdict[str, int](itertools.count(len(cues)).__next__, zip(cues, itertools.count()))
+        indices: list[int] = []
+        for piece in _PIECES.finditer(text):
+            indices += map(ids.__getitem__, piece[0].split())
             if len(indices) > self._most:
-                raise PromptTooLong("inputs", len(indices), self._context - 1, exact=False)
+                raise PromptTooLong("inputs", self._most + 1, self._context - 1, exact=False)
         words = [f" {word}" for word in ids]
         return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
 

@@ -149,9 +149,9 @@ class SglangServer(NamedTuple):
         Defaults of --preferred-sampling-params are set to None, which stands for SGLang's own. With
         --enable-deterministic-inference, all requests without a seed would have the same.
         """
-        given = body["sampling_params"]
-        parameters = {**dict.fromkeys(self.preferred), **given}
-        if self.knows_seeds and "sampling_seed" not in given:
+        requested = body["sampling_params"]
+        parameters = {**dict.fromkeys(self.preferred), **requested}
+        if self.knows_seeds and "sampling_seed" not in requested:
             parameters["sampling_seed"] = random.getrandbits(63)
         return {**body, "rid": new_digits(), "sampling_params": parameters}
 

@@ -79,6 +79,7 @@ class WebSocket(Successor):
         self._parser = MessageParser(self, self._protocol, turns, memory, loop)
         self._lifetime = Lifetime(limits.seconds, loop)
         self._timer = Timer(loop)
+        self._leave = functools.partial(turns.leave, loop)
         self._num_pings = 0  # pings of the server without a pong
         self.num_running = 0
 
@@ -117,7 +118,8 @@ class WebSocket(Successor):
 
     def eof_received(self) -> bool:
         """Close the connection, since a client that has closed its side cannot complete the closing handshake."""
-        return False
+        is_tls = self.transport.get_extra_info("sslcontext") is not None
+        return not is_tls and self._leave(self.transport)
 
     def shutdown(self) -> None:
         """Close the connection because the server is stopping."""

@@ -348,7 +348,7 @@ def message_batches(batches: Sequence[MessageBatch], *, has_more: bool) -> Messa
 # -- the results -----------------------------------------------------------------------------------------------------
 
 
-class Results:
+class MessageResults:
     """The results of a batch that has ended.
 
     Args:

@@ -64,12 +64,12 @@ from handler.protocols.anthropic.tools import (
     read_tools,
 )
 from handler.protocols.assistant.answer import reasoning_family
-from handler.protocols.assistant.summary import BEFORE, PROMPT, Asking, Summarizing, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
-    Conversation,
+    ChatMessages,
     TurnsReader,
     add_to_turn,
     check_taken,
@@ -645,12 +645,12 @@ class AnthropicMessages(OpenAiDialect):
             if body["max_tokens"] == 0:
                 raise InvalidPayload("max_tokens=0: there is no response that a summary could precede")
 
-            def ask() -> Asking:
+            def ask() -> SummaryRequest:
                 edited = context_edits.edited
                 extended = edited._replace(messages=[*edited.messages, _user(compact.instructions or PROMPT)])
                 conversation, more = read_again(extended, len(history)), {**called, "tool_choice": "none"}
                 summary = translate({**fields, **_UNSHAPED, "max_tokens": None}, conversation, more)
-                return Asking(of_bounded_length(unshaped(summary.request)), summary.format.form)
+                return SummaryRequest(of_bounded_length(unshaped(summary.request)), summary.format.form)
 
             def go_on(summary: str) -> Request:
                 block = {"type": COMPACTION, "content": summary}
@@ -763,7 +763,7 @@ class AnthropicCountTokens(AnthropicMessages):
 
 def _read_again(
     body: Mapping[str, Any], edited: EditedMessages, num_before: int, *, context: ServerContext, owner: str
-) -> Conversation:
+) -> ChatMessages:
     """Return the chat of an edited conversation, whose first `num_before` messages are earlier ones of the thread."""
     reader = MessagesReader(context, owner)
     reader.read({**body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])

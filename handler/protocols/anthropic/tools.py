@@ -127,7 +127,7 @@ def check_positions(roles: Sequence[str], changing: Mapping[int, str]) -> None:
 # -- the tools ---------------------------------------------------------------------------------------------------------
 
 
-class Tools:
+class DefinedTools:
     """The tools that a request defines, and which of them the model may call in the response.
 
     Attributes:
@@ -175,7 +175,7 @@ class Tools:
         return [tool for name, tool in self.defined.items() if name not in hidden] if self.defined else None
 
 
-def read_tools(value: Any, changes: Iterable[ToolChange]) -> Tools:
+def read_tools(value: Any, changes: Iterable[ToolChange]) -> DefinedTools:
     """Read `tools`, and apply the changes in the messages.
 
     Raises:
@@ -184,7 +184,7 @@ def read_tools(value: Any, changes: Iterable[ToolChange]) -> Tools:
     """
     if not isinstance(value, list | None):
         raise NamedValue("tools", value).refused(f"must be a list of at most {MAX_TOOLS} tools")
-    tools = Tools()
+    tools = DefinedTools()
     for index, declared in enumerate(value or ()):
         tool = _tool(declared, f"tools[{index}]")
         name = tool["function"]["name"]
@@ -227,7 +227,7 @@ def _check_callers(callers: NamedValue) -> None:
         raise callers.refused("must contain 'direct', because only the model calls tools")
 
 
-def read_choice(value: Any, *, tools: Tools) -> dict[str, Any]:
+def read_choice(value: Any, *, tools: DefinedTools) -> dict[str, Any]:
     """Return `tool_choice` and `parallel_tool_calls` in the format of a chat request.
 
     A tool that the choice names is no longer deferred.

@@ -108,7 +108,7 @@ class SummaryReader:
         return text_of(self._events)
 
 
-class Asking(NamedTuple):
+class SummaryRequest(NamedTuple):
     """A request for a summary, and the settings for reading it."""
 
     request: Request
@@ -134,7 +134,7 @@ class Summarizing:
         self,
         threshold: int,
         context_length: Callable[[], int | None],
-        ask: Callable[[], Asking],
+        ask: Callable[[], SummaryRequest],
         go_on: Callable[[str], Request],
     ) -> None:
         self._threshold = threshold

@@ -37,14 +37,21 @@ _WAIT = (1.0, 4.0)  # seconds
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
     """Return the headers that tell a client when to retry if the status is 429, 503 or 529, and no headers otherwise.
 
+    Args:
+        retry_after: the delay in seconds, or 0 if it is unknown.
+    """
+    return delay_headers(retry_after) if status in _BUSY else ()
+
+
+def delay_headers(retry_after: float = 0.0) -> Headers:
+    """Return the headers that tell a client when to retry.
+
     An unknown delay is chosen at random, because clients add no jitter and would otherwise all retry at once.
     The clients of OpenAI and Anthropic read the milliseconds, and other clients read the whole seconds.
 
     Args:
         retry_after: the delay in seconds, or 0 if it is unknown.
     """
-    if status not in _BUSY:
-        return ()
     seconds = retry_after or random.uniform(*_WAIT)
     return ("retry-after", str(math.ceil(seconds))), ("retry-after-ms", str(math.ceil(seconds * 1000)))
 

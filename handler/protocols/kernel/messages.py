@@ -310,7 +310,7 @@ MESSAGES: Shape = listing(
 Message = Mapping[str, Any]
 
 
-class Conversation(NamedTuple):
+class ChatMessages(NamedTuple):
     """The messages of a chat as its template expects them, their media, and the paths of unknown fields."""
 
     messages: tuple[Message, ...]
@@ -318,7 +318,7 @@ class Conversation(NamedTuple):
     unknown: Sequence[str] = ()
 
 
-def read_messages(value: Any, context: ServerContext) -> Conversation:
+def read_messages(value: Any, context: ServerContext) -> ChatMessages:
     """Read the `messages` of an OpenAI chat. The role `developer` is read as `system`, and a null field as absent.
 
     Media in the results of tool calls are moved to the next user message, because chat templates accept only text in
@@ -334,7 +334,7 @@ def read_messages(value: Any, context: ServerContext) -> Conversation:
     parts = PartReader(context, "messages[].content[]", unknown)
     messages = [_read_message(message, f"messages[{index}]", parts, media) for index, message in enumerate(value)]
     check_number(media, context)
-    return Conversation(tuple(_with_text_results(messages) if media else messages), media, list(unknown))
+    return ChatMessages(tuple(_with_text_results(messages) if media else messages), media, list(unknown))
 
 
 def _read_message(value: Any, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
@@ -550,9 +550,9 @@ class TurnsReader:
                     message[name] = _joined(parts, self._media)
             message.setdefault("content", "")
 
-    def conversation(self) -> Conversation:
+    def conversation(self) -> ChatMessages:
         """Return the joined messages as a chat template expects them, and their media."""
-        return Conversation(tuple(map(_message_of_turn, self.chat)), self._media)
+        return ChatMessages(tuple(map(_message_of_turn, self.chat)), self._media)
 
 
 def _message_of_turn(turn: Message) -> Message:

@@ -96,7 +96,7 @@ def _id(item: Mapping[str, Any]) -> str:
     return id if isinstance(id, str) else ""
 
 
-class KeptAnswer(NamedTuple):
+class KeptResponse(NamedTuple):
     """A response to store.
 
     Attributes:
@@ -127,7 +127,7 @@ class Detached(NamedTuple):
         streams: whether clients may read its events.
     """
 
-    queued: KeptAnswer
+    queued: KeptResponse
     events: Sequence[bytes]
     streams: bool
 
@@ -138,7 +138,7 @@ class Keeper(Protocol):
     def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that a response is in progress until it is stored or its request ends."""
 
-    def keep(self, response: KeptAnswer) -> bool:
+    def keep(self, response: KeptResponse) -> bool:
         """Store a finished response, and append it to its conversation unless it failed. This call blocks.
 
         Returns:
@@ -168,9 +168,9 @@ class Keeping:
         self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
         self._stores = stores
 
-    def queued(self, id: str, kind: Kind, head: Mapping[str, Any]) -> KeptAnswer:
+    def queued(self, id: str, kind: Kind, head: Mapping[str, Any]) -> KeptResponse:
         """Return the response as a background response is stored until it has ended."""
-        return KeptAnswer(id, kind, self._previous, False, head, self._given, ())
+        return KeptResponse(id, kind, self._previous, False, head, self._given, ())
 
     def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that the response is in progress."""
@@ -182,5 +182,5 @@ class Keeping:
     ) -> bool:
         """Store the finished response, as `Keeper.keep` does, and return whether it was stored."""
         return self._keeper.keep(
-            KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output, self._stores)
+            KeptResponse(id, self._kind, self._previous, failed, head, self._given, output, self._stores)
         )

@@ -20,7 +20,7 @@ from handler.core.errors import (
     TooLong,
     Unauthorized,
 )
-from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.errors import ErrorFormat, Headers, delay_headers
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.schema import Count, NotRequired
 
@@ -484,6 +484,10 @@ class OpenAiErrors(ErrorFormat):
     """OpenAI's error format. OpenAI clients choose the exception to raise based on the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
+
+    def headers(self, error: ServingError) -> Headers:
+        """Return when to retry if the conversation is locked. OpenAI's clients retry in any case, but too soon."""
+        return delay_headers() if isinstance(error, ConversationLocked) else ()
 
     def body(self, error: ServingError) -> OpenAiError:
         number, message = self.status(error), error.message

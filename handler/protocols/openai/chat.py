@@ -17,7 +17,7 @@ from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose
 from handler.protocols.kernel.context import GenerationDefaults, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest, prompt_request
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.messages import MESSAGES, Conversation, check_number, read_messages
+from handler.protocols.kernel.messages import MESSAGES, ChatMessages, check_number, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import Shape
@@ -376,7 +376,7 @@ _TGI = "tgi"
 """The name of the model with which a client asks for TGI's behavior."""
 
 
-def continued(body: Mapping[str, Any], conversation: Conversation) -> tuple[Mapping[str, Any], Conversation]:
+def continued(body: Mapping[str, Any], conversation: ChatMessages) -> tuple[Mapping[str, Any], ChatMessages]:
     """If the last message is text from the assistant, return a chat whose response continues it, as in TGI.
 
     TGI strips spaces at the end of the prompt. The parameters of other servers take precedence over this rule.
@@ -442,7 +442,7 @@ class OpenAiChat(OpenAiDialect):
         self,
         body: Mapping[str, Any],
         fields: Mapping[str, Any],
-        conversation: Conversation,
+        conversation: ChatMessages,
         tool_fields: Mapping[str, Any],
         context: ServerContext,
         request_context: RequestContext,
@@ -464,7 +464,7 @@ class OpenAiChat(OpenAiDialect):
         self,
         body: Mapping[str, Any],
         model: tuple[str, Adapter | None],
-        conversation: Conversation,
+        conversation: ChatMessages,
         tools: Tools,
         context: ServerContext,
     ) -> ParsedChat:

@@ -19,7 +19,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
-from handler.protocols.assistant.summary import PROMPT, Asking, Summarizing, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -940,9 +940,9 @@ class OpenAiResponses(OpenAiDialect):
             extended = {**body, "input": [*reader.items, item], **more}
             return self._chat(extended, InputReader(context, request_context), ToolsReader(), context, request_context)
 
-        def ask() -> Asking:
+        def ask() -> SummaryRequest:
             asking = chat({"type": TRIGGER}, max_output_tokens=None)  # it limits the response after the summary
-            return Asking(unshaped(asking.request), asking.format.form)
+            return SummaryRequest(unshaped(asking.request), asking.format.form)
 
         def go_on(summary: str) -> Request:
             return chat(reader.summaries.item("", summary)).request

@@ -63,7 +63,7 @@ class EventPage(NamedTuple):
     ended: bool = False
 
 
-class Batch(NamedTuple):
+class NewEvents(NamedTuple):
     """New events of a running response.
 
     Attributes:
@@ -131,32 +131,39 @@ class BackgroundTables:
             if detached.streams:
                 self._add_events(queued.id, 0, detached.events)
 
-    def append(self, batches: Sequence[Batch]) -> set[str]:
+    def append(self, events: Sequence[NewEvents]) -> set[str]:
         """Append events of running responses, and return the ids of those that run no longer.
 
         Their final state has been written, or they have been deleted, by another server.
         """
         with self._responses.writing() as database:
             running = self._running()
-            for batch in batches:
-                if batch.id not in running:
+            for new in events:
+                if new.id not in running:
                     continue
-                if batch.head is not None:
-                    database.execute(f"UPDATE {_ALL} SET head = ? WHERE id = ?", (dumps(batch.head), batch.id))
-                if batch.events:
-                    self._add_events(batch.id, batch.first, batch.events)
-        return {batch.id for batch in batches} - running
+                if new.head is not None:
+                    database.execute(f"UPDATE {_ALL} SET head = ? WHERE id = ?", (dumps(new.head), new.id))
+                if new.events:
+                    self._add_events(new.id, new.first, new.events)
+        return {new.id for new in events} - running
 
     def _running(self) -> set[str]:
         rows = self._database.execute("SELECT response FROM runs WHERE server = ?", (self.server,))
         return {id for (id,) in rows}
 
     def end(
-        self, owner: str, detached: Detached, response: Mapping[str, Any], batch: Batch, *, needs_room: bool = True
+        self,
+        owner: str,
+        detached: Detached,
+        response: Mapping[str, Any],
+        events: Sequence[bytes],
+        *,
+        needs_room: bool = True,
     ) -> bool:
         """Write the final state of a response with its last events. Return False if it runs here no longer.
 
         Args:
+            events: the events that have not been written yet.
             needs_room: whether to check that the owner has room. A response without output needs none.
 
         Raises:
@@ -173,7 +180,7 @@ class BackgroundTables:
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
             if response["status"] in ("completed", "incomplete"):
                 self._append_to_conversation(owner, detached, items)
-            num_bytes = self._pack(id, batch) if detached.streams else 0
+            num_bytes = self._pack(id, events) if detached.streams else 0
             size = len(head) + sum(len(item) for _, item in (*detached.queued.given, *items)) + num_bytes
             self._end(id, head, response["status"], size)
             if needs_room:
@@ -201,10 +208,10 @@ class BackgroundTables:
         self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?)", row)
         self._database.execute(f"UPDATE {_ALL} SET size = size + ? WHERE id = ?", (len(row[3]), id))
 
-    def _pack(self, id: str, last: Batch) -> int:
+    def _pack(self, id: str, last: Sequence[bytes]) -> int:
         """Replace the events of a response by fewer rows, with its last events, and return their size in bytes."""
         rows = self._database.execute("SELECT data FROM events WHERE response = ? ORDER BY first", (id,)).fetchall()
-        events = [*split_events(b"".join(map(_unpacked, rows))).events, *last.events]
+        events = [*split_events(b"".join(map(_unpacked, rows))).events, *last]
         self._database.execute("DELETE FROM events WHERE response = ?", (id,))
         total = first = 0
         while first < len(events):
@@ -264,7 +271,7 @@ class BackgroundTables:
             f"SELECT streams, size FROM runs JOIN {_ALL} ON id = response WHERE id = ?", (id,)
         ).fetchone()
         if streams:
-            self._pack(id, Batch(id, 0, events))
+            self._pack(id, events)
         head = dumps({name: value for name, value in response.items() if name != "output"})
         self._end(id, head, response["status"], size)
 

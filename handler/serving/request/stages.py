@@ -7,10 +7,10 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from handler.core.errors import InvalidPayload, Overloaded
-from handler.core.media import MEDIA, Medium
+from handler.core.media import MEDIA, MediaSource, Medium
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -23,7 +23,7 @@ from handler.serving.large_bodies import LARGE
 from handler.serving.quota import BODY_MEMORY, Count, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import CLOSED, FINISHED, JOIN, Life
-from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
+from handler.serving.request.plan import Encoding, Intake, Plan, Resource, SharedMedia, Stage, Time, Wait
 from handler.serving.stored_responses import ResponseStore
 
 if TYPE_CHECKING:
@@ -191,13 +191,26 @@ class MediaLoading:
 
     async def _load(self, encoding: Encoding) -> None:
         sources = encoding.request.media
-        media = next((media for earlier, media in encoding.loaded if earlier == sources), None)
+        media = _among(encoding.loaded, sources)
         if media is None:
             loaded = await self._admission.on_loop(self._admission.media.load(sources, encoding.owner))
             encoding.hold(loaded.reservation.close)
             media = loaded.media
             encoding.loaded.append((sources, media))
         encoding.media = media
+
+
+def _among(loaded: SharedMedia, sources: Sequence[MediaSource]) -> Sequence[Medium] | None:
+    """Return the media of some sources if they were loaded for another prompt in the same order, otherwise None.
+
+    That prompt may have further media between them, and other names for the fields.
+    """
+    for earlier, media in loaded:
+        remaining = iter(zip(earlier, media, strict=True))
+        shared = [next((medium for other, medium in remaining if other[:3] == source[:3]), None) for source in sources]
+        if None not in shared:
+            return cast("list[Medium]", shared)
+    return None
 
 
 class Tokenizing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import urllib.parse
 import weakref
@@ -48,6 +49,8 @@ from handler.serving.request.life import (
 from handler.serving.request.plan import Encoding, Intake, SharedMedia
 from handler.serving.request.stages import PARSE_INLINE
 from handler.serving.request_log import Capture
+
+log = logging.getLogger("handler.request")
 
 
 class RequestMemory(Share):
@@ -133,8 +136,8 @@ class RequestTask(Life):
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "memory",
-        "on_bytes", "parsed", "unsent",
+        "__weakref__", "_admission", "_capture", "_driver", "_head", "_loaded", "_refusal", "_road", "_stats",
+        "memory", "on_bytes", "parsed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +157,7 @@ class RequestTask(Life):
         self._capture = capture
         self._road = _Road()
         self._refusal: _Refusal | None = None
+        self._loaded: SharedMedia = []  # media that the next request of the reply may have too
         self.on_bytes = on_bytes
         self.memory = RequestMemory(admission.memory)
         self.parsed: ParsedRequest | None = None
@@ -250,11 +254,6 @@ class RequestTask(Life):
         """Return the complete response to a request that is non-streaming or was refused."""
         return HttpResponse(self.status, self.content_type, self.take(), self.retry_after, self.dialect_headers())
 
-    def stream_end(self) -> bytes:
-        """Return the end of a stream for a request that was refused after keep-alives had been sent."""
-        assert self.parsed is not None, "the stream has begun"
-        return self.parsed.reply.feed(0, Delta(0, 0, (), Finish.ERROR, self.error))
-
     # -- admission -----------------------------------------------------------------------------------------------
 
     async def parse(self, body: bytes) -> None:
@@ -322,6 +321,9 @@ class RequestTask(Life):
         try:
             owner = self._head.owner
             loaded: SharedMedia = []
+            if self.parsed.follow_up is not None:
+                self._loaded = loaded
+                self.hold(loaded.clear)
             encodings = [Encoding(request, size, owner, self.hold, take_prompt, loaded) for request in requests]
             for encoding in encodings:
                 for work in self._admission.plan.encode:
@@ -360,7 +362,7 @@ class RequestTask(Life):
             request = follow_up() if size < PARSE_INLINE else await self._admission.run(size, follow_up, owner)
             if request is None:
                 raise InternalError("the reply is not finished, but no request follows")
-            encoding = Encoding(request, size, owner, self.hold)
+            encoding = Encoding(request, size, owner, self.hold, None, self._loaded)
             for work in self._admission.plan.encode:
                 if (waiting := work(encoding)) is not None:
                     await waiting
@@ -487,7 +489,7 @@ class RequestTask(Life):
         if self.finished or self.parsed is None or writing.cancelled():
             return
         if delta.error is not None:
-            self._put_failure(b"" if error else writing.result())
+            self._put_failure(b"" if error else writing.result(), delta.error)
         elif error is not None:
             return self.fail(serving_error(error))
         else:
@@ -515,14 +517,18 @@ class RequestTask(Life):
         self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
-        """Make `error` the complete response.
+        """Make `error` the complete response, or the last event of a stream that has been announced.
 
         Args:
             body: decoded body, or None if it was not decoded.
         """
-        if not self.finished:
+        if self.finished:
+            return
+        if self.streams and self.committed:
+            self._break_off(0, Delta(0, 0, (), Finish.ERROR, error))
+        else:
             self._refuse(error, body)
-            self._driver.flush()
+        self._driver.flush()
 
     def close(self) -> None:
         """Close the request after its last byte has been sent, or cancel it if its client has disconnected."""
@@ -549,18 +555,36 @@ class RequestTask(Life):
         assert delta.error is not None, "only a parsed request gets deltas"
         if self.finished:
             return
-        if self.parsed is None or not (self.streams and (self.committed or self.unsent)):
-            return self._refuse(delta.error)
+        if self.streams and (self.committed or self.unsent):
+            self._break_off(index, delta)
+        else:
+            self._refuse(delta.error)
+
+    def _break_off(self, index: int, delta: Delta) -> None:
+        """End a stream that has been announced with the error in `delta`."""
+        assert self.parsed is not None, "the stream has been announced"
+        assert delta.error is not None, "the stream fails"
         reply = self.parsed.reply
         self._stats.error = delta.error.public
         if (writing := self._write_apart(reply, index, delta)) is not None:
             return writing.add_done_callback(functools.partial(self._finish_writing, delta))
-        self._put_failure(reply.feed(index, delta))
+        try:
+            data = reply.feed(index, delta)
+        except Exception:  # the client must not wait for an end that never comes
+            log.exception("a bug in the server: the error of a stream could not be encoded")
+            data = b""
+        self._put_failure(data, delta.error)
 
-    def _put_failure(self, data: bytes) -> None:
+    def _put_failure(self, data: bytes, error: ServingError) -> None:
         """End a failed stream with the bytes that its reply has produced for the error."""
-        self._end("failed")
+        self._end("failed" if self.begun else self._outcome(error))
         self._keep(data)
+
+    def _outcome(self, error: ServingError) -> str:
+        """Return the outcome for the metrics of a request that has no output."""
+        if isinstance(error, Unavailable):
+            return "overloaded" if isinstance(error, Overloaded) else "unavailable"
+        return "failed" if self._stats.first_at and not isinstance(error, RefusedByEngine) else "refused"
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:
@@ -577,9 +601,7 @@ class RequestTask(Life):
         if self._capture is not None:
             self._capture.replace(response.body)
         self._stats.error = error.public
-        failed = "failed" if self._stats.first_at and not isinstance(error, RefusedByEngine) else "refused"
-        unavailable = "overloaded" if isinstance(error, Overloaded) else "unavailable"
-        self._end(unavailable if isinstance(error, Unavailable) else failed)
+        self._end(self._outcome(error))
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:

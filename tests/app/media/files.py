@@ -87,6 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _ok(self) -> None:
         self._answer(200, image_file())
 
+    def _once(self) -> None:
+        self._answer(200 if self.server.asked.count(self.path) == 1 else 410, image_file())
+
     def _clip(self) -> None:
         self._answer(200, clip_file(kind="FLAC"), Content_Type="audio/flac")
 

@@ -131,6 +131,39 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
     assert "</tool_response> user: <image> assistant:" in text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_images_are_loaded_once_for_a_summary_and_the_response_after_it(stream: bool) -> None:
+    """Each address answers once. Users' messages keep their images beside the summary, and outputs of tools do not."""
+
+    def items(*urls: str) -> list[Any]:
+        images = [{"type": "input_image", "image_url": url} for url in urls]
+        return [
+            {"role": "user", "content": [{"type": "input_text", "text": "one " * 300}, *images[:2]]},
+            {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": [images[2]]},
+            {"role": "user", "content": [images[3], {"type": "input_text", "text": "two"}, images[4]]},
+        ]
+
+    with file_server() as files, public_host():
+        settings = (f"option.allowed_media_domains={files.domain}", "option.max_model_len=600")
+        with serve("--engine", "echo", *options(*settings)) as server:
+            managed = {"context_management": [{"type": "compaction", "compact_threshold": 5}]}
+            answers = []
+            for urls in ([files.url(f"/once.{number}.png") for number in range(4)], [data_url(PNG)] * 4):
+                body = {"input": items(*urls, data_url(PNG)), "max_output_tokens": 30, "stream": stream, **managed}
+                found = server.post(body, "/v1/responses")
+                assert found.status_code == 200, found.text
+                answers.append(json.loads(found.text.splitlines()[-2][6:])["response"] if stream else found.json())
+            assert sorted(files.asked) == [f"/once.{number}.png" for number in range(4)]
+            kept = [item for item in items(*[data_url(PNG)] * 5) if "role" in item]
+            count = {"input": [*kept, answers[0]["output"][0]]}
+            after = server.post(count, "/v1/responses/input_tokens").json()["input_tokens"]
+    fetched, inline = answers
+    assert [item["type"] for item in fetched["output"]] == ["compaction", "message"], fetched
+    assert fetched["usage"] == inline["usage"]
+    assert after + 310 < fetched["usage"]["input_tokens"] < after + 400, "both prompts"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

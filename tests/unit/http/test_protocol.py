@@ -1214,6 +1214,40 @@ def test_calls_that_had_nothing_to_do_are_limited_too() -> None:
     assert len(calls) == 2048
 
 
+def test_few_connections_are_closed_in_an_iteration_in_which_many_clients_leave() -> None:
+    turns, loop = protocol.LoopTurns(), Loop()
+    transports = [mock.Mock() for _ in range(200)]
+
+    def num_closed() -> int:
+        return sum(transport.close.call_count for transport in transports)
+
+    later = [turns.leave(loop, transport) for transport in transports]  # type: ignore[arg-type]
+    assert later == [False] * 64 + [True] * 136
+    assert num_closed() == 0, "the event loop closes those that need not wait"
+    loop.iterate()
+    assert num_closed() == 64
+    assert turns.leave(loop, mock.Mock()), "this iteration has closed as many as it may"  # type: ignore[arg-type]
+    loop.iterate()
+    loop.iterate()
+    assert [transport.close.call_count for transport in transports] == [0] * 64 + [1] * 136
+    loop.iterate()
+    assert not loop.calls, "an idle loop sleeps"
+    assert not turns.leave(loop, mock.Mock())  # type: ignore[arg-type]
+
+
+def test_connections_of_clients_that_leave_together_are_closed_in_turns() -> None:
+    async def story() -> None:
+        turns = protocol.LoopTurns()
+        async with contextlib.AsyncExitStack() as stack:
+            connections = [await stack.enter_async_context(connected(mirror, turns=turns)) for _ in range(66)]
+            await settle()
+            assert [connection.protocol.eof_received() for connection in connections] == [False] * 64 + [True] * 2
+            await settle()
+            assert [connection.protocol.transport.is_closing() for connection in connections[64:]] == [True, True]
+
+    asyncio.run(story())
+
+
 def test_long_heads_share_the_bytes_of_an_iteration_and_each_kind_of_call_goes_on() -> None:
     turns, done = protocol.LoopTurns(), list[str]()
     loop: Any = Loop()

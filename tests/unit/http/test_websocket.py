@@ -102,12 +102,12 @@ class Receiver:
 class Opened:
     """A connection that has been opened at time 0."""
 
-    def __init__(self, seconds: float = 1000.0, memory: Quota | None = None) -> None:
+    def __init__(self, seconds: float = 1000.0, memory: Quota | None = None, turns: LoopTurns | None = None) -> None:
         self.clock, self.receiver, self.transport = Clock(), Receiver(), Transport()
         self.memory = memory or quota(1 << 20)
         loop: Any = self.clock
         handshake = Handshake(Response(101, "Switching Protocols", Headers()), ())
-        self.socket = WebSocket(handshake, LoopTurns(), self.memory, SocketLimits(1 << 16, seconds), loop)
+        self.socket = WebSocket(handshake, turns or LoopTurns(), self.memory, SocketLimits(1 << 16, seconds), loop)
         self.socket.serve(self.receiver, self.memory)
         self.socket.forget = lambda: self.receiver.heard.append("forgotten")
         self.transport.socket = self.socket
@@ -136,6 +136,18 @@ def test_a_client_that_sends_nothing_is_closed() -> None:
         opened.clock.advance(10)  # it does not answer
         assert opened.transport.ended == "aborted"
         assert opened.receiver.heard.count("forgotten") == 1
+
+    story(tell)
+
+
+def test_clients_that_leave_together_are_closed_in_turns() -> None:
+    async def tell() -> None:
+        turns = LoopTurns()
+        all_opened = [Opened(turns=turns) for _ in range(66)]
+        assert [opened.socket.eof_received() for opened in all_opened] == [False] * 64 + [True] * 2
+        assert not any(opened.transport.ended for opened in all_opened)
+        turns._turn(all_opened[0].clock)  # type: ignore[arg-type]
+        assert [opened.transport.ended for opened in all_opened[64:]] == ["closed"] * 2
 
     story(tell)
 

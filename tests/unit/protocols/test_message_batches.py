@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import InvalidPayload, TooLarge
-from handler.protocols.anthropic.batches import RequestSplitter, Results, message_batch
+from handler.protocols.anthropic.batches import MessageResults, RequestSplitter, message_batch
 from handler.protocols.openai.batches import (
     CANCELLED,
     EXPIRED,
@@ -113,10 +113,12 @@ def test_results_of_a_batch_that_failed_or_was_not_begun() -> None:
 
     body = {"status_code": 500, "body": "broken"}
     outputs = [file(), file({"id": "batch_req_0_2", "custom_id": "b", "response": body, "error": None})]
-    found = [json.loads(line) for line in Results("failed", outputs, file({"custom_id": "a"}, {"custom_id": "b"}))]
+    found = [
+        json.loads(line) for line in MessageResults("failed", outputs, file({"custom_id": "a"}, {"custom_id": "b"}))
+    ]
     broken, missing = found
     assert (broken["custom_id"], broken["result"]["error"]["error"]["message"]) == ("b", "broken")
     assert (missing["custom_id"], missing["result"]["error"]["error"]["type"]) == ("a", "api_error")
     for status, kind in (("cancelled", "canceled"), ("expired", "expired")):
-        [line] = Results(status, [], file({"custom_id": "a"}))
+        [line] = MessageResults(status, [], file({"custom_id": "a"}))
         assert json.loads(line) == {"custom_id": "a", "result": {"type": kind}}

@@ -20,7 +20,7 @@ from handler.engines.process.supervisor import LoopHooks
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Inference
 from handler.protocols.kernel.dialect import Dialect
-from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted
+from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted
 from handler.serving.conversations import ResponseTurn
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.model import ServedModel
@@ -199,7 +199,7 @@ class Store:
         self.in_progress.add(id)
         return object()
 
-    def keep(self, owner: str, response: KeptAnswer, turn: ResponseTurn | None) -> bool:
+    def keep(self, owner: str, response: KeptResponse, turn: ResponseTurn | None) -> bool:
         self.end(response.id)
         if turn is not None:
             turn.end()

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from handler.core.errors import ConversationLocked, InvalidPayload, NotKept, Unavailable
 from handler.core.framing import loads
-from handler.protocols.kernel.stored import KeptAnswer, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptResponse, Wanted, kept_items
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
 from handler.serving.conversations import Conversations, ResponseTurn
@@ -193,7 +193,7 @@ class Stores(RuleBasedStateMachine):
         store, talk = self.stores[pending.server], self.talks.get(pending.id)
         owner = ANN if talk is None else talk.owner
         answer_id, given, output = f"resp_{self.number()}", self.items(1), self.items(2)
-        answer = KeptAnswer(
+        answer = KeptResponse(
             answer_id, "response", pending.id, how == "failed", {"id": answer_id}, kept_items(given), output,
             stored=how != "unstored",
         )  # fmt: skip
@@ -208,19 +208,31 @@ class Stores(RuleBasedStateMachine):
         if talk is not None and how not in ("failed", "cancelled"):
             talk.ids += [item["id"] for item in (*given, *output)]
             talk.used = self.clock.now
+        self.expire()
 
     # -- time, and the ends of servers ---------------------------------------------------------------------------
 
     @rule(seconds=st.sampled_from([1, 30, 99]))
     def pass_time(self, seconds: int) -> None:
         self.clock.now += seconds
-        self.talks = {id: talk for id, talk in self.talks.items() if talk.used + LIFETIME > self.clock.now}
+        self.expire()
+
+    def expire(self) -> None:
+        """Forget the conversations that may have expired. Those in which a response is in progress do not."""
+        in_use, now = {pending.id for pending in self.pending}, self.clock.now
+        self.talks = {id: talk for id, talk in self.talks.items() if id in in_use or talk.used + LIFETIME > now}
+
+    @rule(server=SERVERS)
+    def remove_expired(self, server: int) -> None:
+        """As a server does from time to time."""
+        self.change(server, ANN, lambda one: (0, None))
 
     @rule(server=SERVERS)
     def restart(self, server: int) -> None:
         self.stores[server].close()
         self.stores[server] = self.open()
         self.pending = [pending for pending in self.pending if pending.server != server]
+        self.expire()
 
     @invariant()
     def both_servers_see_each_conversation(self) -> None:
@@ -244,6 +256,43 @@ def test_conversations_in_any_order_of_calls() -> None:
             max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[*hypothesis.HealthCheck]
         ),
     )
+
+
+def test_a_conversation_in_use_is_not_deleted_to_make_room(tmp_path: Path) -> None:
+    """The response in it is not lost, whichever server deletes, and other conversations of the key are."""
+    clock = Clock(1_000_000.0, 0.001)
+    stores = [open_store(tmp_path, clock, responses_max=2) for _ in range(2)]
+    made = [new_conversation({}) for _ in range(4)]
+
+    def create(number: int, server: int) -> None:
+        stores[server].change_conversation(ANN, lambda one: (one.create(ANN, {**made[number]}, []), None)).result(WAIT)
+
+    def exist() -> list[bool]:
+        found = []
+        for one in made:
+            try:
+                stores[0].read_conversations(ANN, partial(Conversations.find, owner=ANN, id=one["id"])).result(WAIT)
+            except NotKept:
+                found.append(False)
+            else:
+                found.append(True)
+        return found
+
+    create(0, 0)
+    turn = stores[0].new_turn()
+    wanted = Wanted("response", True, conversation=made[0]["id"], appends=True)
+    assert stores[0].recall(ANN, wanted, take_nothing, turn).result(WAIT).state == "found"
+    create(1, 0)
+    create(2, 0)
+    assert exist() == [True, False, True, False]
+    create(3, 1)
+    assert exist() == [True, False, False, True]
+    response = KeptResponse("resp_1", "response", made[0]["id"], False, {}, kept_items([{"id": "a"}]), [], stored=False)
+    stores[0].write(ANN, partial(OwnersKeeper(stores[0], ANN, turn).keep, response)).result(WAIT)
+    number = stores[1].read_conversations(ANN, lambda one: one.find(ANN, made[0]["id"]).number).result(WAIT)
+    assert len(stores[1].read_conversations(ANN, lambda one: one.items(number)).result(WAIT)) == 1
+    for store in stores:
+        store.close()
 
 
 def test_a_turn_that_ends_before_it_begins_is_not_taken() -> None:

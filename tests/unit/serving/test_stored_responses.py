@@ -21,7 +21,8 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.framing import dumps
 from handler.djl.batches import Item
-from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept_items
+from handler.protocols.openai.api import Page
 from handler.serving import stored_responses
 from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
@@ -81,12 +82,14 @@ def item(id: str, text: str = "") -> dict[str, Any]:
     return {"id": id, "type": "message", "text": text}
 
 
-def answer(id: str, previous: str = "", *, text: str = "", failed: bool = False, kind: Any = "response") -> KeptAnswer:
+def answer(
+    id: str, previous: str = "", *, text: str = "", failed: bool = False, kind: Any = "response"
+) -> KeptResponse:
     given = kept_items([item(f"in_{id}", text)])
-    return KeptAnswer(id, kind, previous, failed, {"id": id, "object": "response"}, given, [item(f"out_{id}")])
+    return KeptResponse(id, kind, previous, failed, {"id": id, "object": "response"}, given, [item(f"out_{id}")])
 
 
-def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> list[bool]:
+def keep(store: ResponseStore, *answers: KeptResponse, owner: str = ANN) -> list[bool]:
     """Return which of them were kept."""
     return [store.write(owner, partial(store.keep, owner, one)).result(20) for one in answers]
 
@@ -116,7 +119,7 @@ def test_what_is_another_owners_does_not_exist(store: ResponseStore) -> None:
     assert recall(store, "b", owner=BOB).state == "broken", "it cannot be gone on from by another's"
     assert recall(store, "", "in_a", owner=BOB).items == {}
     assert store.response(BOB, "a").result(10) is None
-    assert store.input_items(BOB, "a", limit=9, after="", newest_first=True).result(10) is None
+    assert store.input_items(BOB, "a", Page(9, "", newest_first=True)).result(10) is None
     assert store.delete(BOB, "a").result(10) is False
     assert recall(store, "a").state == "found"
     assert recall(store, "a", kind="thread").state == "missing"
@@ -124,10 +127,10 @@ def test_what_is_another_owners_does_not_exist(store: ResponseStore) -> None:
 
 def test_pages_of_the_input(store: ResponseStore) -> None:
     given = [item(f"i{number}") for number in range(5)]
-    keep(store, KeptAnswer("a", "response", "", False, {}, kept_items(given), [item("out")]))
+    keep(store, KeptResponse("a", "response", "", False, {}, kept_items(given), [item("out")]))
 
     def page(limit: int, after: str = "", *, newest: bool = False) -> tuple[list[str], bool]:
-        found = store.input_items(ANN, "a", limit=limit, after=after, newest_first=newest).result(10)
+        found = store.input_items(ANN, "a", Page(limit, after, newest)).result(10)
         assert found is not None
         items, has_more = found
         return ids(items), has_more
@@ -136,7 +139,7 @@ def test_pages_of_the_input(store: ResponseStore) -> None:
     assert page(2, newest=True) == (["i4", "i3"], True)
     assert page(2, "i3", newest=True) == (["i2", "i1"], True)
     assert page(2, "i2") == (["i3", "i4"], False)
-    assert store.input_items(ANN, "a", limit=1, after="none", newest_first=True).result(10) is None
+    assert store.input_items(ANN, "a", Page(1, "none", newest_first=True)).result(10) is None
 
 
 def test_deleted_expired_and_failed_ones(store: ResponseStore, clock: Clock) -> None:
@@ -448,7 +451,7 @@ def test_rows_that_another_hand_has_damaged_are_told(tmp_path: Path, clock: Cloc
             partial(store.response, ANN, "b"),
             partial(store.recall, ANN, Wanted("response", True, "b"), lambda num_bytes: None),
             partial(store.recall, ANN, Wanted("response", True, "", ("in_a",)), lambda num_bytes: None),
-            partial(store.input_items, ANN, "a", limit=9, after="", newest_first=True),
+            partial(store.input_items, ANN, "a", Page(9, "", newest_first=True)),
         ):
             with pytest.raises(Unavailable, match="the stored responses cannot be read or written"):
                 call().result(10)
