@@ -33,6 +33,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _OLDEST_SEEDS = (0, 5, 6)
+_OLDEST_JOINED = (0, 5, 10)
 
 
 def chunk(data: bytes) -> bytes:
@@ -104,6 +105,7 @@ class SglangServer:
         pace: seconds between two tokens.
         disconnect_seconds: after which a closed connection ends its request.
         certain: whether its model is certain of each token, so that sampling changes nothing.
+        loaded: whether its tokens may overtake what it writes. Versions before 0.5.10 then lose some.
         hangs: whether it answers no further request.
         scripts: each answers one /generate byte by byte, after the head of a chunked answer.
         received: requests of /generate.
@@ -127,7 +129,7 @@ class SglangServer:
         self.context = 64
         self.pace = 0.0
         self.disconnect_seconds = 2.0
-        self.certain = self.hangs = False
+        self.certain = self.hangs = self.loaded = False
         self.scripts: list[Sequence[bytes]] = []
         self.received: list[Received] = []
         self.aborted: list[str] = []
@@ -206,7 +208,7 @@ class SglangServer:
         return {"preferred_sampling_params": preferred or None, "tokenizer_path": "/models/tiny", **self.info}
 
     def _server_info(self) -> dict[str, Any]:
-        name = "incremental_streaming_output" if self.number >= (0, 5, 10) else "stream_output"
+        name = "incremental_streaming_output" if self.number >= _OLDEST_JOINED else "stream_output"
         info = {"version": self.version, name: self.incremental, "internal_states": [{"max_total_num_tokens": 4096}]}
         if self.number >= _OLDEST_SEEDS:
             info["enable_deterministic_inference"] = self.deterministic
@@ -244,7 +246,7 @@ class SglangServer:
                 asyncio.get_running_loop().call_later(self.disconnect_seconds, self._abort, body["rid"])
                 return False
             outputs = [waiting.result()]
-            while not state.events.empty():
+            while not state.events.empty() and (self.loaded or self.number >= _OLDEST_JOINED):
                 outputs.append(state.events.get_nowait())
             output = self._joined(outputs)
             if output["meta_info"]["finish_reason"] is not None:
@@ -271,7 +273,7 @@ class SglangServer:
     def _joined(self, outputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Of _coalesce_streaming_chunks; before 0.5.10 all but the last were lost."""
         last = outputs[-1]
-        if len(outputs) == 1 or not self._is_incremental or self.number < (0, 5, 10):
+        if len(outputs) == 1 or not self._is_incremental or self.number < _OLDEST_JOINED:
             return last
         meta = dict(last["meta_info"])
         for name in ("output_token_logprobs", "output_top_logprobs"):
@@ -402,7 +404,7 @@ class SglangServer:
             "cached_tokens": self.cached,
         }
         if body.get("return_logprob"):
-            slices = incremental and self.number >= (0, 5, 10)
+            slices = incremental and self.number >= _OLDEST_JOINED
             meta |= self._logprobs(body, ids[sent:] if slices else ids)
         output = {"text": "x" * len(ids), "output_ids": ids[sent:] if incremental else [*ids], "meta_info": meta}
         if self.number < (0, 5):
@@ -482,4 +484,6 @@ def listening(*scripts: Sequence[bytes], **settings: Any) -> Iterator[SglangServ
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.wait(tasks))
+        for _ in range(3):  # connections close
+            loop.run_until_complete(asyncio.sleep(0))
         loop.close()
