@@ -101,6 +101,8 @@ class SglangServer:
         stream_interval: its --stream-interval.
         reasons: whether its grammars wait for the end of a thought, id 4, as with --reasoning-parser before 0.5.
         grammar: whether it has a grammar back end.
+        name: its --served-model-name.
+        adapters: what each loaded LoRA adapter adds to the ids of a response.
         info: more fields of /model_info and /server_info.
         pace: seconds between two tokens.
         disconnect_seconds: after which a closed connection ends its request.
@@ -127,6 +129,8 @@ class SglangServer:
         self.reasons, self.grammar = False, True
         self.info: dict[str, Any] = {}
         self.context = 64
+        self.name = "served"
+        self.adapters = {"german": 100}
         self.pace = 0.0
         self.disconnect_seconds = 2.0
         self.certain = self.hangs = self.loaded = False
@@ -172,9 +176,9 @@ class SglangServer:
         if not self._admits(received):
             return self._write(writer, 401, {"error": "Unauthorized"})
         if path == "/v1/models":
-            card = {"id": "served", "object": "model", "owned_by": "sglang", "max_model_len": self.context}
-            adapter = {"id": "german", "object": "model", "owned_by": "sglang", "parent": "served"}
-            return self._write(writer, 200, {"object": "list", "data": [card, adapter]})
+            card = {"id": self.name, "object": "model", "owned_by": "sglang", "max_model_len": self.context}
+            adapters = [{**card, "id": name, "parent": self.name, "max_model_len": None} for name in self.adapters]
+            return self._write(writer, 200, {"object": "list", "data": [card, *adapters]})
         if path == "/get_model_info" or (path == "/model_info" and since_new_routes):
             return self._write(writer, 200, {"model_path": "/models/tiny", "is_generation": True, **self._model_info()})
         if path == "/get_server_info" or (path == "/server_info" and since_new_routes):
@@ -303,6 +307,10 @@ class SglangServer:
             raise Refusal(
                 f"The input ({count} tokens) is longer than the model's context length ({self.context} tokens)."
             )
+        if (adapter := body.get("lora_path")) and adapter not in self.adapters:
+            raise Refusal(f"Got LoRA adapter that has never been loaded: {adapter}")
+        if any(not 0 <= id < VOCABULARY for id in body.get("token_ids_logprob") or ()):
+            raise Refusal("token_ids_logprob contains out-of-vocabulary token id")
         state = self._states[rid] = State({**body, "rid": rid}, parameters)
         task = asyncio.ensure_future(self._run(rid, state))
         self._tasks.add(task)
@@ -361,6 +369,8 @@ class SglangServer:
 
     def _tokens(self, state: State) -> Iterator[tuple[int, dict[str, Any] | None]]:
         parameters, prompt = state.parameters, state.body["input_ids"]
+        if adapter := state.body.get("lora_path"):
+            prompt = [id + self.adapters[adapter] for id in prompt]
         ends = {*(parameters["stop_token_ids"] or ()), EOS}
         bias = {int(id): value for id, value in (parameters["logit_bias"] or {}).items()}
         forbidden = {id for id, value in bias.items() if value < -100}
@@ -423,7 +433,14 @@ class SglangServer:
         if tops:
             found["input_top_logprobs"] = [None, *(_row(id, tops) for id in prompt[1:])] if scored else []
             found["output_top_logprobs"] = [_row(id, tops) for id in ids]
+        if labels := body.get("token_ids_logprob"):
+            found["output_token_ids_logprobs"] = [_labels(labels) for _ in ids]
         return found
+
+
+def _labels(ids: Sequence[int]) -> list[list[Any]]:
+    """The log-probabilities of labels, which for an id divisible by 10 is not finite."""
+    return [[None if id % 10 == 0 else score(id) - 1, id, None] for id in ids]
 
 
 async def _closed(reader: asyncio.StreamReader) -> None:

@@ -30,11 +30,16 @@ Events = AsyncIterator[list[StreamEvent]]
 
 
 class HttpModel(NamedTuple):
-    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
+    """A server's model, or a LoRA adapter of it.
+
+    Attributes:
+        max_tokens: limit for the prompt and the response together; None if not reported.
+    """
 
     name: str
     owner: str
     max_tokens: int | None
+    is_adapter: bool = False
 
     @property
     def kinds(self) -> list[str]:
@@ -76,13 +81,14 @@ class HttpClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def models(self, url: str) -> list[HttpModel]:
-        """Return the server's models, but not its adapters.
+    async def models(self, url: str, *, adapters: bool = False) -> list[HttpModel]:
+        """Return the server's models, and its adapters if requested.
 
         Raises:
             Failed: the server does not report its models.
         """
-        return _models(await self._get(f"{url}/models"))
+        models = _models(await self._get(f"{url}/models"))
+        return [model for model in models if adapters or not model.is_adapter]
 
     async def document(self, *urls: str) -> Any:
         """Return the JSON document at the first of these addresses that exists.
@@ -229,18 +235,26 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
 
 def _models(data: bytes) -> list[HttpModel]:
     try:
-        return [_model(item) for item in orjson.loads(data)["data"] if not item.get("parent")]
+        entries = orjson.loads(data)["data"]
+        limits = {entry["id"]: _limit(entry) for entry in entries if not entry.get("parent")}
+        return [_model(entry, limits) for entry in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Failed("does not report its models", f"its /models cannot be read: {error!r}") from None
 
 
-def _model(entry: Mapping[str, Any]) -> HttpModel:
-    name, most = entry["id"], entry.get("max_model_len") or entry.get("context_window")
-    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
-        raise ValueError("a model's id is not a valid name")
+def _limit(entry: Mapping[str, Any]) -> int | None:
+    most = entry.get("max_model_len") or entry.get("context_window")
     if most is not None and (type(most) is not int or most < 1):
         raise ValueError(f"a model's limit is {most!r:.100} tokens")
-    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], most)
+    return most
+
+
+def _model(entry: Mapping[str, Any], limits: Mapping[str, int | None]) -> HttpModel:
+    """Return a model or an adapter, which has the limit of its model."""
+    name, parent = entry["id"], entry.get("parent")
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
+        raise ValueError("a model's id is not a valid name")
+    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], limits.get(parent or name), bool(parent))
 
 
 def has_tls(urls: Sequence[str]) -> bool:

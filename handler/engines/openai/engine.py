@@ -12,13 +12,21 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from typing import Any
 
+from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS
-from handler.engines.openai.sglang import GenerateAnswer, SglangServer, depends_on_flags, native
+from handler.engines.openai.sglang import (
+    GenerateAnswer,
+    LabelAnswer,
+    SglangServer,
+    depends_on_flags,
+    label_sampling,
+    native,
+)
 from handler.engines.remote.engine import TLS_CLOSE, TRUST, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
 
@@ -60,7 +68,13 @@ class UrlEngine(RemoteEngine[EventAnswer]):
 
     def body(self, request: EngineRequest) -> dict[str, Any]:
         """Return the body of a request. Its parts that depend on the server are added later."""
-        return KINDS[self._kind].body(self._model, request.ids, with_ends(request.sampling, self._eos))
+        sampling = with_ends(request.sampling, self._eos)
+        return KINDS[self._kind].body(self.model_name, request.ids, sampling)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model in requests."""
+        return self._model
 
     async def models(self, url: str) -> list[HttpModel]:
         """Return a server's models.
@@ -124,17 +138,32 @@ class SglangEngine(UrlEngine):
     def __init__(self, config: EngineConfig, kind: str) -> None:
         self._reports: dict[str, SglangServer] = {}  # by address
         self._aborts: set[asyncio.Task[None]] = set()
+        self._is_adapter = False  # whether option.base_url_model names a LoRA adapter that the servers have loaded
         super().__init__(config, kind)
 
     def new_call(self, request: EngineRequest) -> GenerateAnswer:
-        return GenerateAnswer(self.body(request), request)
+        if isinstance(request.parameters, Sampling):
+            return GenerateAnswer(self.body(request), request)
+        body = self.body(request._replace(parameters=label_sampling(request.pooling)))
+        return LabelAnswer(body, request)
 
     async def models(self, url: str) -> list[HttpModel]:
-        models, root = await self._client.models(url), native(url)
+        models, root = await self._client.models(url, adapters=True), native(url)
         model = await self._client.document(f"{root}/model_info", f"{root}/get_model_info")
         server = await self._client.document(f"{root}/server_info", f"{root}/get_server_info")
         self._reports[url] = SglangServer.read(model, server)
         return models
+
+    @property
+    def model_name(self) -> str:
+        return self._model if self._is_adapter else ""
+
+    def _fit(self, models: Sequence[HttpModel], first: HttpModel | None = None) -> HttpModel:
+        model = super()._fit(models, first)
+        if first is not None and model.is_adapter != first.is_adapter:
+            raise Failed("serves another model", f"{model.name!r} is an adapter of one server and a model of another")
+        self._is_adapter = model.is_adapter
+        return model
 
     def send(self, server: RemoteServer, call: EventAnswer) -> AbstractAsyncContextManager[Events]:
         body = self._reports[server.url].addressed(call.body)

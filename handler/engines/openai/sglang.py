@@ -6,6 +6,7 @@ and 0.5.2 to 0.5.13 for what has changed.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import orjson
 
 from handler.core.event_stream import StreamEvent
 from handler.core.media import MEDIA
-from handler.core.values import Extras, Finish, Sampling, new_digits
+from handler.core.values import Extras, Finish, Pooling, Sampling, new_digits
 from handler.engines.base import (
     JSON_TAGS,
     Alternatives,
@@ -67,14 +68,15 @@ SGLANG = Capabilities(
     no_adapters="adapters are loaded by the server at option.base_url",
     no_media=NO_MEDIA,
     structural_tags=JSON_TAGS,
+    labels=True,
 )
 
 
-def generate(model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+def generate(adapter: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
     """Return the body for /generate. It also contains neutral values, as server defaults may differ.
 
     Args:
-        model: not used; a server has a single model.
+        adapter: name of a LoRA adapter that the server has loaded, or "" for its model.
     """
     tops = max(sampling.top_logprobs, sampling.prompt_top_logprobs if sampling.prompt_logprobs else 0)
     return {
@@ -85,6 +87,7 @@ def generate(model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, An
         "top_logprobs_num": tops,
         "sampling_params": {"n": 1, **arguments(_PARAMETERS, sampling)},
         **({"extra_key": sampling.cache_salt} if sampling.cache_salt else {}),
+        **({"lora_path": adapter} if adapter else {}),
     }
 
 
@@ -262,6 +265,33 @@ class GenerateAnswer(EventAnswer):
         if isinstance(matched, str):  # no request has stop strings; "NaN happened" is not one either
             raise Failed("ended the request for an unknown reason", f"it stopped at {matched[:100]!r}")
         return self.finish(reason["type"], matched if type(matched) is int else self._last)
+
+
+class LabelAnswer(GenerateAnswer):
+    """Reads the log-probabilities of labels from the response to a request for a single token.
+
+    Args:
+        body: body for a request that `label_sampling` describes.
+    """
+
+    def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
+        self._label_ids = request.pooling.label_ids
+        labels = {"token_ids_logprob": list(self._label_ids)}
+        super().__init__({**body, **labels}, request._replace(parameters=label_sampling(request.pooling)))
+
+    def _take_new(self, ids: list[int], meta: Mapping[str, Any], part: Part) -> None:
+        super()._take_new(ids, meta, part)
+        found = {id: -math.inf if logprob is None else score(logprob) for logprob, id, _ in meta[_LABELS][-1]}
+        part.extras = Extras(vector=[*(found[id] for id in self._label_ids), score(part.logprobs[0])])
+        part.ids, part.logprobs = [], []
+
+
+_LABELS = "output_token_ids_logprobs"
+
+
+def label_sampling(pooling: Pooling) -> Sampling:
+    """Return the parameters of a request for the most likely next token."""
+    return Sampling(max_new_tokens=1, ignore_eos=True, cache_salt=pooling.cache_salt)
 
 
 def _ranked(row: Sequence[Sequence[Any]] | None, count: int) -> Alternatives:

@@ -32,6 +32,7 @@ _PROBE_KEY = -1  # key of requests that find out whether a server enforces struc
 TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
 _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
+    "sglang": "; older versions with --reasoning-parser do so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",
 }
 """Maps a kind of server to the end of the error message for structured output that the server does not enforce."""

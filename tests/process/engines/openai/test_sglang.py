@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import ConfigError
-from handler.core.values import Extras, Finish, Sampling, StructuredOutput
+from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOutput
 from handler.engines.base import EngineRequest, Output
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import SglangEngine
@@ -216,6 +217,73 @@ def test_structured_output_is_tested_first() -> None:
         server.grammar = False
         found._servers[0].enforces_until = 0.0
         assert "--grammar-backend none" in ask(found, CHOICE, key=4).error
+
+
+# -- labels and adapters -----------------------------------------------------------------------------------------------
+
+
+def labels(found: SglangEngine, *ids: int) -> Output:
+    """The outcome of a request for labels."""
+    pooling = Pooling("labels", labels=tuple(map(str, ids)), label_ids=ids, cache_salt="tenant")
+    found.add(EngineRequest(1, PROMPT, pooling))
+    deadline = time.monotonic() + PATIENCE
+    while not (others := found.step().others):
+        assert time.monotonic() < deadline
+    (output,) = others
+    return output
+
+
+@in_one_test("settings", [VERSIONS[name] for name in ("0.5.23", "0.5.23, incremental", "0.5.6")])
+def test_one_request_reads_all_labels(settings: dict[str, Any]) -> None:
+    ids = (*range(11, 60), 60)
+    with listening(**settings) as server, engine(server) as found:
+        output = labels(found, *ids)
+        assert (output.ids, output.finish, output.error) == ([], Finish.LENGTH, None)
+        assert output.extras is not None
+        *logprobs, highest = output.extras.vector or ()
+        assert logprobs == [-math.inf if id % 10 == 0 else score(id) - 1 for id in ids]
+        assert highest == score(5)
+        (received,) = server.received
+        assert received.body["extra_key"] == "tenant"
+        assert "out-of-vocabulary" in (labels(found, 5, 9000).error or "")
+
+
+def test_labels_that_the_server_left_out_are_an_error() -> None:
+    meta = {
+        "finish_reason": {"type": "length", "length": 1},
+        "completion_tokens": 1,
+        "output_token_logprobs": [[-0.5, 5, None]],
+        "output_token_ids_logprobs": [[[-1.0, 11, None]]],
+    }
+    with listening() as server, engine(server) as found:
+        server.scripts = [(event({"output_ids": [5], "meta_info": meta}), DONE)] * 3
+        assert labels(found, 11, 12).error == "the sglang server sent an event that cannot be read"
+
+
+def test_an_adapter_of_the_server_is_chosen_by_its_name() -> None:
+    with listening() as server, engine(server, base_url_model="german") as found:
+        assert found.info.max_total_tokens == server.context
+        assert ask(found).ids == [105, 106, 107, 105, 106, 107]
+        server.adapters = {}
+        assert ask(found, key=2).error == "the sglang server serves another model"
+
+
+def test_an_adapter_that_the_server_has_not_loaded_is_no_model() -> None:
+    refused = pytest.raises(ConfigError, match="serves another model: it serves 'served', 'german'")
+    with listening() as server, refused, engine(server, base_url_model="french"):
+        pass
+
+
+def test_replicas_agree_on_what_is_an_adapter() -> None:
+    settings = {"name": "german", "adapters": {}}
+    with (
+        listening() as first,
+        listening(**settings) as second,
+        engine(first, second, base_url_model="german") as found,
+    ):
+        for key in range(1, 4):
+            assert ask(found, key=key).ids == [105, 106, 107, 105, 106, 107]
+        assert not second.received
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
