@@ -281,8 +281,8 @@ class LabelAnswer(GenerateAnswer):
 
     def _take_new(self, ids: list[int], meta: Mapping[str, Any], part: Part) -> None:
         super()._take_new(ids, meta, part)
-        found = {id: -math.inf if logprob is None else score(logprob) for logprob, id, _ in meta[_LABELS][-1]}
-        part.extras = Extras(vector=[*(found[id] for id in self._label_ids), score(part.logprobs[0])])
+        values = {id: -math.inf if logprob is None else score(logprob) for logprob, id, _ in meta[_LABELS][-1]}
+        part.extras = Extras(vector=[*(values[id] for id in self._label_ids), score(part.logprobs[0])])
         part.ids, part.logprobs = [], []
 
 

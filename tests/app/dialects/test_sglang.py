@@ -145,10 +145,11 @@ def test_crossed_clients_get_their_own_text(
 
 def test_a_decision_reads_all_labels_by_one_request(sglang: SglangServer, front: AppServer) -> None:
     before = len(sglang.received)
-    questions = {"refund": {"type": "noul", "instructions": "Does the customer want a refund?"}}
+    questions = {"which": {"type": "choice", "instructions": "Which?", "criteria": dict.fromkeys("abc")}}
     found = front.post({"state": WORDS, "questions": questions}, "/v1/systemone")
     assert found.status_code == 200, found.text
     assert len(sglang.received) == before + 1
+    assert len(sglang.received[-1].body["token_ids_logprob"]) == 3
 
 
 def test_a_server_that_was_restarted_with_other_flags_is_used(sglang: SglangServer, front: AppServer) -> None:
