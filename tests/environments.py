@@ -18,7 +18,8 @@ def main(prefix: str) -> None:
         except toolchains.Unavailable as error:
             print(error, flush=True)
     print(kubernetes_environment.python(), flush=True)
-    for build in (toolchains.node_modules, toolchains.claude_code, toolchains.codex, toolchains.java_classpath):
+    builds = (toolchains.claude_code, toolchains.codex, toolchains.opencode)
+    for build in (toolchains.node_modules, *builds, toolchains.java_classpath):
         try:
             build()
         except toolchains.Unavailable as error:

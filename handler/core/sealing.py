@@ -20,8 +20,8 @@ _MIN_SECRET = 32  # bytes
 _MAX_SECRET = 1 << 16
 _OPTION = "option.compaction_key_file"
 NOT_OPENED = (
-    f"cannot be read: another server, or this server before its last start ({_OPTION}), or the request of another API "
-    "key wrote it"
+    f"cannot be read: it was written by another server, by this server before its last start ({_OPTION}), or for "
+    "another API key"
 )
 """Why a value could not be opened, as clients are told."""
 
@@ -66,7 +66,7 @@ class Sealer:
 
 
 def read_sealer(path: str | None) -> Sealer:
-    """Return the sealer with the secret in a file, or with a secret of its own if there is no path.
+    """Return the sealer with the secret in a file, or with a new secret if there is no path.
 
     Raises:
         ConfigError: the file cannot be read, or its secret is too short.

@@ -315,6 +315,14 @@ class Request(NamedTuple):
         return self.pooling is not None and not self.pooling.labels
 
     @property
+    def num_needed(self) -> int:
+        """The minimum number of new tokens that must fit into the context, or 1 if any number is enough."""
+        if self.pooling is not None or self.fill_context:
+            return 1
+        limit = self.sampling.max_new_tokens
+        return limit if self.min_free_tokens is None else min(limit, self.min_free_tokens)
+
+    @property
     def text_before(self) -> str:
         """The text before the generated text in the response: the prompt, or nothing."""
         return self.prompt if self.full_text else ""

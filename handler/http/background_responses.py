@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import QueryParams
-from starlette.types import Scope, Send
+from starlette.types import Message, Scope, Send
 
-from handler.core.errors import ServingError
+from handler.core.errors import ServingError, Unavailable
 from handler.core.framing import JSON, SSE, dumps
 from handler.core.framing import KEEP_ALIVE as COMMENT
+from handler.core.loop import wait_for
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.inference import (
     AS_IT_COMES,
     KEEP_ALIVE,
     Handle,
     Headers,
+    Respond,
     Responded,
     encoded,
     log_slow_client,
@@ -31,43 +34,44 @@ from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import not_kept, read_starting_after
 from handler.protocols.responses.background import no_events, not_cancellable
-from handler.serving.background.runs import BackgroundRun, BackgroundRuns
-from handler.serving.background.tables import EventPage
+from handler.serving.background.runs import BackgroundRuns
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.task import RequestTask, ignored_header
+from handler.serving.stored_responses import BUSY_SECONDS
 
 _PART = 1 << 16  # bytes of events after which a part is sent
+_WRITE_SECONDS = 2 * BUSY_SECONDS  # maximum seconds to wait until a final state has been written
 _LOOK_SECONDS = 1.0  # between two searches for events of a response that another server runs
 
 
-async def create(model: ServedModel, scope: Scope, send: Send, task: RequestTask) -> bool:
-    """Start a background response and respond to its request. Return whether the run closes the task.
+async def create(model: ServedModel, task: RequestTask) -> Respond | None:
+    """Start a background response, which closes the task. It goes on when the client disconnects.
 
-    The response goes on when the client disconnects.
+    Returns:
+        A function that responds to the request, or None if the task has been refused.
     """
     runs = model.background
-    detached = None if task.parsed is None else task.parsed.detached
-    ignored = encoded(ignored_header(task.ignored).items())
     assert runs is not None, "it exists if responses are stored"
-    assert detached is not None, "the request asks for it"
     starting = asyncio.ensure_future(runs.start(task))
+    ignored = encoded(ignored_header(task.ignored).items())
     try:
         run = await asyncio.shield(starting)
     except ServingError as error:
         task.refuse(error)
-        await send_answer(scope, send, task.take_whole())
-        return False
+        return None
     except asyncio.CancelledError:
         starting.add_done_callback(lambda _: None if starting.exception() is None else task.close())
-        return True
-    if detached.streams:
-        await _send_events(model, scope, send, _EventReader(runs, run.owner, run.id, 0, run), ignored)
-    else:
-        queued = HttpResponse(200, JSON.content_type, dumps({**detached.queued.head, "output": []}))
-        await send_answer(scope, send, queued, ignored)
-    return True
+        return _send_nothing
+    if run.detached.streams:
+        return functools.partial(_send_events, model, _EventReader(runs, run.owner, run.id, 0), extra=ignored)
+    queued = HttpResponse(200, JSON.content_type, dumps({**run.detached.queued.head, "output": []}))
+    return functools.partial(send_answer, answer=queued, extra=ignored)
+
+
+async def _send_nothing(scope: Scope, send: Send) -> None:
+    """The server has stopped."""
 
 
 class _EventReader:
@@ -75,33 +79,34 @@ class _EventReader:
 
     Args:
         first: number of the first event to read.
-        run: the run of the response, or None if it does not run on this server.
+
+    Attributes:
+        run: the run of the response, or None if it has ended or does not run on this server.
     """
 
-    def __init__(self, runs: BackgroundRuns, owner: str, id: str, first: int, run: BackgroundRun | None) -> None:
-        self._store, self._owner, self._id, self._run = runs.store, owner, id, run
-        self._first = first
+    def __init__(self, runs: BackgroundRuns, owner: str, id: str, first: int) -> None:
+        self._runs, self._owner, self._id, self._first = runs, owner, id, first
+        self.run = runs.find(owner, id)
 
-    @property
-    def run(self) -> BackgroundRun | None:
-        return self._run
-
-    async def read(self) -> EventPage:
-        """Return the next events, which may be none."""
-        page = None if self._run is None else self._run.read(self._first)
+    async def read(self) -> tuple[bytes, bool]:
+        """Return the next events, which may be none, and whether they are the last ones."""
+        page = None if self.run is None else self.run.read(self._first)
         if page is None:
-            read = self._store.background.read
-            page = await asyncio.wrap_future(
-                self._store.call(self._owner, read, self._owner, self._id, self._first, _PART)
-            )
-            is_behind = self._run is not None and page.events
-            page = page._replace(ended=page.ended and not is_behind)
+            store = self._runs.store
+            read = store.background.read
+            page = await asyncio.wrap_future(store.call(self._owner, read, self._owner, self._id, self._first, _PART))
         self._first += len(page.events or ())
-        return page
+        return b"".join(page.events or ()), page.ended or page.events is None
+
+    async def send(self, send: Send, message: Message) -> None:
+        """Send a message. If the client is slow, the run is not kept in memory for it."""
+        self.run = None
+        await send(message)
+        self.run = self._runs.find(self._owner, self._id)
 
 
 async def _send_events(
-    model: ServedModel, scope: Scope, send: Send, reader: _EventReader, extra: Headers | None = None
+    model: ServedModel, reader: _EventReader, scope: Scope, send: Send, *, extra: Headers | None = None
 ) -> None:
     """Send the events of a response until it has ended or is deleted, or the client has disconnected.
 
@@ -111,12 +116,16 @@ async def _send_events(
     headers = [(b"cache-control", b"no-cache"), AS_IT_COMES, *(extra or [])]
     readers = set[Callable[[], object]]() if reader.run is None else reader.run.readers
     readers.add(exchange.wake)
+    send = functools.partial(reader.send, send)
     try:
         with model.adapters.calls, Share(model.admission.memory) as memory:
             await send_start(scope, send, 200, SSE.content_type, headers)
             await _send_parts(model, send, reader, exchange, memory)
+            await exchange.read()
     except ServingError:  # the store or the memory is overloaded, which a client that resumes does not notice
         log_slow_client(scope)
+        exchange.drop()
+    except (OSError, RuntimeError):  # the connection is closed, but this has not been reported yet
         exchange.drop()
     finally:
         readers.discard(exchange.wake)
@@ -127,16 +136,14 @@ async def _send_parts(
 ) -> None:
     sent_at = time.monotonic()
     while not exchange.is_over:
-        page = await reader.read()
-        data = b"".join(page.events or ())
-        is_last = page.events is None or (page.ended and (not data or reader.run is not None))
+        data, is_last = await reader.read()
         silent = time.monotonic() - sent_at
         if not (data or is_last) and silent >= KEEP_ALIVE:
             data = COMMENT
         if data or is_last:
-            memory.set(len(data))
+            memory.set(len(data) + exchange.num_unsent)
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-            memory.set(0)
+            memory.set(exchange.num_unsent)
             sent_at, silent = time.monotonic(), 0.0
         if is_last:
             return
@@ -168,7 +175,7 @@ class BackgroundHandlers:
                 reader = await self._reader(scope, after + 1)
             except ServingError as error:
                 return await send_answer(scope, send, ERRORS.whole(error))
-            await _send_events(self._model, scope, send, reader)
+            await _send_events(self._model, reader, scope, send)
 
         return handle
 
@@ -179,34 +186,39 @@ class BackgroundHandlers:
         run = runs.find(owner, id)
         if run is None:
             streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
-            if streams is None and await asyncio.wrap_future(store.response(owner, id)) is None:
+            if streams is None and not await asyncio.wrap_future(store.exists(owner, id)):
                 raise not_kept(id)
         else:
             streams = run.detached.streams
         if not streams:
             raise no_events()
-        return _EventReader(runs, owner, id, first, run)
+        return _EventReader(runs, owner, id, first)
 
     async def cancel(self, call: StoredCall) -> Responded:
         """Cancel a response, and return it. A response that has ended stays as it is."""
         store, owner, id = call.store, call.owner, call.id
         await self.stop(owner, id)
-        response = await asyncio.wrap_future(store.response(owner, id))
+        if await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id)) is None:
+            raise not_cancellable(id) if await asyncio.wrap_future(store.exists(owner, id)) else not_kept(id)
+        response = await asyncio.wrap_future(store.response(owner, id, call.take))
+        if response is not None and response["status"] in ("queued", "in_progress"):  # on another server
+            await asyncio.wrap_future(store.call(owner, store.background.cancel, owner, id))
+            response = await asyncio.wrap_future(store.response(owner, id, call.take))
         if response is None:
             raise not_kept(id)
-        if not response["background"]:
-            raise not_cancellable(id)
-        if response["status"] in ("queued", "in_progress"):  # on another server
-            await asyncio.wrap_future(store.call(owner, store.background.cancel, owner, id))
-            response = await asyncio.wrap_future(store.response(owner, id))
-            if response is None:
-                raise not_kept(id)
         return response, ()
 
     async def stop(self, owner: str, id: str) -> None:
-        """Cancel a response that runs on this server, and wait until its final state has been written."""
+        """Cancel a response that runs on this server, and wait until its final state has been written.
+
+        Raises:
+            Unavailable: it cannot be written, for example because the disk is full. The response runs no longer.
+        """
         runs = self._model.background
         run = None if runs is None else runs.find(owner, id)
         if run is not None:
             run.cancel()
-            await asyncio.shield(run.ended)
+            try:
+                await wait_for(asyncio.shield(run.ended), _WRITE_SECONDS)
+            except asyncio.TimeoutError:
+                raise Unavailable("the response runs no longer, but its final state could not be stored yet") from None

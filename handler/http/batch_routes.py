@@ -43,13 +43,13 @@ from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.openai.batches import read_batch, read_file
 from handler.serving.batches.store import OPENAI, BatchKind, BatchStore
-from handler.serving.compression import Inflater, check_encoding, content_encoding
+from handler.serving.compression import body_decoder, check_encoding, content_encoding
 from handler.serving.forms import FormReader, Parts
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Count, Share
 
-_MOST_WAITING = 64  # maximum number of calls that wait for the store
+_MAX_WAITING = 64  # maximum number of calls that wait for the store
 _PART = 1 << 18  # bytes of a file to send at once
 _FORM = 1 << 16  # maximum size of a form besides its file, in bytes
 _UPLOAD_SECONDS = 1800.0
@@ -93,8 +93,8 @@ class StoreRoutes:
             ServingError: the method failed, or too many calls are waiting.
         """
         store = self.store
-        if self._waiting.value >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} requests for files and batches are already waiting")
+        if self._waiting.value >= _MAX_WAITING:
+            raise Overloaded(f"{_MAX_WAITING} requests for files and batches are already waiting")
         with self._waiting:
             return await store.call(method, store, *arguments)
 
@@ -288,8 +288,7 @@ class _Upload:
     def __init__(self, headers: Mapping[str, str], file: BinaryIO, limit: int) -> None:
         self._file = file
         self._form = FormReader(headers["content-type"], _bounded(file, limit))
-        encoding = content_encoding(headers)
-        self._inflater = Inflater(encoding, limit + _FORM) if encoding else None
+        self._decoder = body_decoder(content_encoding(headers), limit + _FORM)
         self._size = 0
 
     def feed(self, data: bytes) -> None:
@@ -298,7 +297,7 @@ class _Upload:
         Raises:
             ServingError: the form is invalid or too large, or is not compressed as its Content-Encoding says.
         """
-        for part in (data,) if self._inflater is None else self._inflater.feed(data):
+        for part in self._decoder.feed(data):
             self._form.feed(part)
             self._size += len(part)
             if self._size - self._file.tell() > _FORM:
@@ -310,8 +309,7 @@ class _Upload:
         Raises:
             InvalidPayload: the body ends too early.
         """
-        if self._inflater is not None:
-            self._inflater.end()
+        self._decoder.end()
         return self._form.end()
 
 

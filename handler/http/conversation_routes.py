@@ -33,7 +33,6 @@ from handler.serving.database import load_json
 from handler.serving.large_bodies import LARGE, MOST_DECODED
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
-from handler.serving.request.stages import PARSE_INLINE
 
 T = TypeVar("T")
 
@@ -151,7 +150,7 @@ class ConversationRoutes:
     async def _run(self, call: StoredCall, use: Callable[[], T], *, size: int | None = None) -> T:
         """Call `use`, on a thread if there is much to read. By default, the memory that the call holds tells this."""
         size = call.memory.size // BODY_MEMORY if size is None else size
-        return use() if size < PARSE_INLINE else await self._model.admission.run(size, use, call.owner)
+        return await self._model.admission.process(size, use, call.owner)
 
 
 async def _look(call: StoredCall, read: Callable[[Conversations], T]) -> T:

@@ -433,9 +433,11 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     yield from coroutine
 
 
-Detach = Callable[[ServedModel, Scope, Send, RequestTask], Awaitable[bool]]
-"""Function that responds to a request whose response is generated in the background. Returns whether it has taken over
-the task, which it then closes.
+Respond = Callable[[Scope, Send], Awaitable[None]]
+
+Detach = Callable[[ServedModel, RequestTask], Awaitable[Respond | None]]
+"""Function that starts a response in the background, which then closes the task. Returns a function that responds to
+the request, or None if the task has been refused.
 """
 
 
@@ -462,25 +464,29 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
-        task, is_detached = self._open(scope, exchange), False
+        task, respond = self._open(scope, exchange), None
         try:
             await self._parse(scope, receive, task)
-            if task.parsed is not None:
-                if task.parsed.detached is not None and self._detach is not None:
-                    is_detached = not exchange.is_over and await self._detach(self._model, scope, send, task)
-                    return
-                if not task.parsed.streams:
-                    exchange.send_whole()
-                if exchange.is_over:  # the client disconnected while its body was parsed
-                    return
-                task.begin(task.run())
-                await _ResponseSender(scope, send, task, exchange).send()
-                await exchange.read()  # the response needs memory until then
-            elif task.error is not None:  # otherwise the client has disconnected
+            if task.parsed is not None and not exchange.is_over:  # the client may have disconnected in the meantime
+                if task.parsed.detached is None or self._detach is None:
+                    return await self._respond(scope, send, task, exchange)
+                respond = await self._detach(self._model, task)
+            if task.error is not None and respond is None:
                 await send_answer(scope, send, task.take_whole())
         finally:
-            if not is_detached:
+            if respond is None:
                 task.close()
+        del task  # a slow client must not keep it in memory
+        if respond is not None:
+            await respond(scope, send)
+
+    async def _respond(self, scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
+        """Run a request, and send its response."""
+        if not task.streams:
+            exchange.send_whole()
+        task.begin(task.run())
+        await _ResponseSender(scope, send, task, exchange).send()
+        await exchange.read()  # the response needs memory until then
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
         """Return the error response of the dialect for a request that is refused before it is read, and count it."""

@@ -33,7 +33,7 @@ from handler.protocols.kernel import body
 from handler.protocols.openai.api import OpenAiBatch
 from handler.protocols.openai.batches import DAY, LIFETIME, NewFile
 from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore
-from handler.serving.compression import Inflater, content_encoding
+from handler.serving.compression import body_decoder, content_encoding
 from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
 
@@ -127,7 +127,7 @@ class _Requests:
     def __init__(self, model: ServedModel, encoding: str, file: BinaryIO) -> None:
         self._limit = model.config.batches_max_file_bytes
         self._file = file
-        self._inflater = Inflater(encoding, self._limit) if encoding else None
+        self._decoder = body_decoder(encoding, self._limit)
         self._splitter = RequestSplitter(model.config.max_request_size, model.config.batches_max_lines)
         self._reader = RequestReader(functools.partial(_decode_request, model))
         self.num_held = 0
@@ -137,7 +137,7 @@ class _Requests:
         return self._reader.num_requests
 
     def feed(self, data: bytes) -> None:
-        for part in (data,) if self._inflater is None else self._inflater.feed(data):
+        for part in self._decoder.feed(data):
             for request in self._splitter.feed(part):
                 line = self._reader.line(request)
                 if self._file.tell() + len(line) > self._limit:
@@ -151,8 +151,7 @@ class _Requests:
         Raises:
             InvalidPayload: the body ends too early, or is not an object with a list of requests.
         """
-        if self._inflater is not None:
-            self._inflater.end()
+        self._decoder.end()
         return self._splitter.end()
 
 

@@ -37,8 +37,9 @@ from handler.http.inference import (
     send_refusal,
 )
 from handler.http.urls import query_of
-from handler.protocols.anthropic import api as anthropic
+from handler.protocols.anthropic import models as anthropic_models
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
+from handler.protocols.anthropic.api import VERSION_HEADER
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import ServerContext
@@ -90,12 +91,11 @@ class ModelRoutes:
         if not _is_anthropic(scope):
             described = [self._describe(*entry) for entry in self._ids().items()]
             return await send_json(scope, send, 200, listed_models(described))
-        most, began = self._model.context.most_tokens(), self._model.availability.started_at
-        models = [anthropic.model(id, began, most) for id in self._ids()]
+        models = [self._describe_to_anthropic(id) for id in self._ids()]
         query = QueryParams(query_of(scope))
         lifecycles = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]  # Anthropic's client sends the latter
         try:
-            page = anthropic.page(anthropic.in_lifecycles(models, lifecycles), query)
+            page = anthropic_models.page(anthropic_models.in_lifecycles(models, lifecycles), query)
         except ServingError as error:
             return await send_answer(scope, send, ANTHROPIC_ERRORS.whole(error))
         return await send_json(scope, send, 200, page)
@@ -108,9 +108,11 @@ class ModelRoutes:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
             return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
         if _is_anthropic(scope):
-            value = anthropic.model(id, self._model.availability.started_at, self._model.context.most_tokens())
-            return await send_json(scope, send, 200, value)
+            return await send_json(scope, send, 200, self._describe_to_anthropic(id))
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
+
+    def _describe_to_anthropic(self, id: str) -> anthropic_models.AnthropicModel:
+        return anthropic_models.model(id, self._model.availability.started_at, self._model.context)
 
     def _ids(self) -> dict[str, str | None]:
         """Map each name of the model to None, and the name of each adapter to the name of its base model."""
@@ -142,7 +144,7 @@ def _modalities(context: ServerContext) -> list[str]:
 
 
 def _is_anthropic(scope: Scope) -> bool:
-    return anthropic.VERSION_HEADER in scope["headers_by_name"]
+    return VERSION_HEADER in scope["headers_by_name"]
 
 
 # -- routes for LoRA adapters, as in DJL Serving (0.34) and as SageMaker calls them ------------------------------------

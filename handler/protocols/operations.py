@@ -25,7 +25,7 @@ from handler.core.errors import (
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Pooling, Request, Task, Token
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
-from handler.protocols.anthropic.api import LIFECYCLES, AnthropicError, AnthropicModel, AnthropicModels
+from handler.protocols.anthropic.api import AnthropicError
 from handler.protocols.anthropic.batches import BATCHES as MESSAGE_BATCHES
 from handler.protocols.anthropic.batches import (
     DeletedMessageBatch,
@@ -35,6 +35,7 @@ from handler.protocols.anthropic.batches import (
     message_batch,
     message_batches,
 )
+from handler.protocols.anthropic.models import LIFECYCLES, AnthropicModel, AnthropicModels
 from handler.protocols.api import (
     AdapterChange,
     Adapters,

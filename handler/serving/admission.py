@@ -21,7 +21,7 @@ from handler.serving.media.loader import MediaLoader, media_rules
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Quota
 from handler.serving.request.gate import BatchGate
-from handler.serving.request.stages import plan_of
+from handler.serving.request.stages import PARSE_INLINE, plan_of
 from handler.serving.turns import Flow, TurnThreads
 
 T = TypeVar("T")
@@ -139,6 +139,10 @@ class Admission:
     def run(self, size: int, use: Callable[[], T], owner: str) -> asyncio.Future[T]:
         """Call `use`, which processes a body of `size` bytes, on a thread for bodies of this size."""
         return self.submit(use, size, owner, apart=size >= LARGE)
+
+    async def process(self, size: int, use: Callable[[], T], owner: str) -> T:
+        """Call `use`, which processes `size` bytes, and return its result. Small values are processed on the loop."""
+        return use() if size < PARSE_INLINE else await self.run(size, use, owner)
 
     def write(self, feed: Callable[[], bytes], owner: str, *, keeps: bool) -> asyncio.Future[bytes] | None:
         """Run `feed`, which produces the end of a response, on a thread.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from handler.core.errors import NotJson, TooLarge, UnsupportedMedia
@@ -36,6 +36,41 @@ def check_encoding(encoding: str) -> None:
         raise UnsupportedMedia(
             f"content-encoding {encoding!r} is not supported; accepted: {', '.join(_ENCODINGS)}, one at a time"
         )
+
+
+class BodyDecoder(Protocol):
+    """Removes the Content-Encoding of a body as it arrives."""
+
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """Return the decoded data in parts.
+
+        Raises:
+            NotJson: the data is not encoded as the Content-Encoding says.
+            TooLarge: the result is too large.
+        """
+
+    def end(self) -> None:
+        """Raise NotJson if the body is truncated."""
+
+
+class _Identity:
+    """The decoder of bodies that are not encoded."""
+
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        return (data,)
+
+    def end(self) -> None:
+        """Do nothing, because any data may be complete."""
+
+
+def body_decoder(encoding: str, limit: int) -> BodyDecoder:
+    """Return the decoder for a Content-Encoding.
+
+    Args:
+        encoding: an accepted Content-Encoding, or "" if the body is not encoded.
+        limit: maximum size of a decompressed body, in bytes.
+    """
+    return Inflater(encoding, limit) if encoding else _Identity()
 
 
 def inflate(body: bytes, encoding: str, limit: int, option: str = "") -> Iterator[bytes]:

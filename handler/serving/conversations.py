@@ -18,7 +18,7 @@ from handler.core.framing import dumps
 from handler.protocols.kernel.stored import KeptItem
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.api import duplicate_item, no_conversation, no_conversation_item
-from handler.serving.database import load_json
+from handler.serving.database import close_lock_file, load_json, open_lock_file
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS conversations (
@@ -34,7 +34,10 @@ CREATE TABLE IF NOT EXISTS conversation_items (
 CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id)
 """
 
+_NOBODY = "-"  # owner of deleted conversations of which some items are left; the owner "" is everyone without a key
 _ITEM = 128  # approximate bytes of an item in the database besides its JSON
+MAX_REMOVED = 2000
+"""The maximum number of items that a transaction removes, so that it does not keep others waiting."""
 _MAX_IDS = 500  # maximum number of ids in a query
 _LOCK = "hhqqi4x"  # the kernel's struct flock: kind, origin, first byte, number of bytes, process
 
@@ -77,7 +80,7 @@ class Locks:
 
     def close(self) -> None:
         if self._file is not None:
-            os.close(self._file)
+            close_lock_file(self._file)
             self._file = None
 
     def _set(self, kind: int, number: int) -> bool:
@@ -98,7 +101,7 @@ class Locks:
         if self._path is None:
             return fcntl.F_UNLCK
         if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = open_lock_file(self._path, os.O_RDWR | os.O_CREAT)
         lock = struct.pack(_LOCK, kind, os.SEEK_SET, number, 1, 0)
         kind_before: int = struct.unpack(_LOCK, fcntl.fcntl(self._file, command, lock))[0]
         return kind_before
@@ -180,8 +183,8 @@ class Conversations:
 
     def has(self, number: int) -> bool:
         """Return whether a conversation has not been deleted."""
-        query = "SELECT 1 FROM conversations WHERE number = ?"
-        return self._database.execute(query, (number,)).fetchone() is not None
+        query = "SELECT 1 FROM conversations WHERE number = ? AND owner != ?"
+        return self._database.execute(query, (number, _NOBODY)).fetchone() is not None
 
     def create(self, owner: str, conversation: dict[str, Any], items: Sequence[KeptItem]) -> int:
         """Write a conversation with its first items, and return its number.
@@ -316,13 +319,36 @@ class Conversations:
         return position
 
     def delete(self, owner: str, id: str) -> None:
-        """Delete a conversation with its items.
+        """Delete a conversation with its items. If it has many, `remove_expired` removes the rest of them.
 
         Raises:
             NotKept: the owner has no conversation with this id.
         """
         number = self.find(owner, id).number
-        self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
+        self.hide(number)
+        self._remove(number, MAX_REMOVED)
+
+    def hide(self, number: int) -> None:
+        """Delete a conversation, whose items `remove_expired` removes."""
+        query = "UPDATE conversations SET owner = ?, head = '', size = 0, expires = 0 WHERE number = ?"
+        self._database.execute(query, (_NOBODY, number))
+
+    def hide_expired(self, owner: str) -> None:
+        """Delete the expired conversations of an owner, whose items `remove_expired` removes."""
+        query = "SELECT number FROM conversations WHERE owner = ? AND expires <= ?"
+        for (number,) in self._database.execute(query, (owner, self._clock())).fetchall():
+            if not self.use_held([number]):
+                self.hide(number)
+
+    def _remove(self, number: int, limit: int) -> int:
+        """Remove up to `limit` items of a conversation, and the conversation if it has no more. Return their number."""
+        query = "SELECT rowid FROM conversation_items WHERE conversation = ? LIMIT ?"
+        removed = self._database.execute(
+            f"DELETE FROM conversation_items WHERE rowid IN ({query})", (number, limit)
+        ).rowcount
+        if removed < limit:
+            self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
+        return removed
 
     def delete_item(self, owner: str, id: str, item_id: str) -> Any:
         """Delete an item, and return its conversation.
@@ -339,11 +365,19 @@ class Conversations:
         self.use(stored.number)
         return load_json(stored.head)
 
-    def remove_expired(self) -> None:
-        now = (self._clock(),)
-        expired = self._database.execute("SELECT number FROM conversations WHERE expires <= ?", now).fetchall()
-        self.use_held(number for (number,) in expired)
-        self._database.execute("DELETE FROM conversations WHERE expires <= ?", now)
+    def remove_expired(self) -> bool:
+        """Remove expired conversations, up to a number of items. Return whether there may be more."""
+        left = MAX_REMOVED
+        while left > 0:
+            query = "SELECT number, owner FROM conversations WHERE expires <= ? LIMIT 1"
+            row = self._database.execute(query, (self._clock(),)).fetchone()
+            if row is None:
+                return False
+            number, owner = row
+            left -= 1
+            if owner == _NOBODY or not self.use_held([number]):
+                left -= self._remove(number, left)
+        return True
 
     def close(self) -> None:
         self.locks.close()

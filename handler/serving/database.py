@@ -1,4 +1,4 @@
-"""Opens SQLite databases for data that later requests need, and checks locks on files that several servers share."""
+"""Opens SQLite databases for data that later requests need, and files that servers lock, which share a directory."""
 
 from __future__ import annotations
 
@@ -72,6 +72,36 @@ def load_json(data: bytes) -> Any:
         return loads(data)
     except (ValueError, TypeError) as error:
         raise sqlite3.DatabaseError(f"a document is damaged: {error}") from None
+
+
+_lock_files = set[int]()  # descriptors
+
+
+def open_lock_file(path: Path, flags: int) -> int:
+    """Open a file that this server locks, and return its descriptor. Close it by `close_lock_file`.
+
+    Processes that user code forks from this one close the file. Otherwise they would keep the lock after this process
+    has ended, as long as they run.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    _lock_files.add(descriptor)
+    return descriptor
+
+
+def close_lock_file(descriptor: int) -> None:
+    """Close a file, which ends its locks."""
+    _lock_files.discard(descriptor)
+    os.close(descriptor)
+
+
+def _close_lock_files() -> None:
+    for descriptor in _lock_files:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _lock_files.clear()
+
+
+os.register_at_fork(after_in_child=_close_lock_files)
 
 
 def is_locked(path: Path) -> bool:

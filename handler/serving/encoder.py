@@ -87,7 +87,7 @@ class Encoder:
         if not media:
             return self._tokenize(request, ())
         remaining = iter(zip(sources, media, strict=True))
-        edited = [next(medium for source, medium in remaining if source == kept) for kept in request.media]
+        edited = [next(medium for source, medium in remaining if source[:3] == kept[:3]) for kept in request.media]
         return self._tokenize(request, edited)
 
     def _tokenize(self, request: Request, media: Sequence[Medium]) -> Prompt:
@@ -113,8 +113,7 @@ class Encoder:
         limit = self.max_tokens()
         if limit is None:
             return None
-        free = 1 if request.fill_context else _needed(request)
-        return max(1, min(limit - free, self._max_input_len or limit))
+        return max(1, min(limit - request.num_needed, self._max_input_len or limit))
 
     def _check(self, request: Request, prompt: Prompt) -> None:
         num_prompt, names = len(prompt.ids), request.names
@@ -135,9 +134,8 @@ class Encoder:
         most = min(limit - 1, self._max_input_len or limit)
         if num_prompt > most:
             raise PromptTooLong(request.names.prompt, num_prompt, most, limit=limit)
-        needed = _needed(request)
-        if num_prompt + needed > limit and not request.fill_context:
-            raise AnswerTooLong(request.names.max_new_tokens, num_prompt, needed, limit)
+        if num_prompt + request.num_needed > limit:
+            raise AnswerTooLong(request.names.max_new_tokens, num_prompt, request.num_needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         if request.messages or request.media or request.tools:
@@ -151,14 +149,6 @@ class Encoder:
         """Return the maximum number of tokens in a prompt and its response, or None before an engine is loaded."""
         info = self._engine_info()
         return None if info is None else info.max_total_tokens
-
-
-def _needed(request: Request) -> int:
-    """Return the minimum number of tokens to reserve for the response."""
-    if request.pooling is not None:
-        return 1
-    max_new_tokens = request.sampling.max_new_tokens
-    return max_new_tokens if request.min_free_tokens is None else min(max_new_tokens, request.min_free_tokens)
 
 
 def check_structured_output(request: Request, reason: str) -> None:

@@ -24,7 +24,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import dumps
 from handler.core.secrets import path_without_credentials, public_headers
-from handler.serving.database import is_locked
+from handler.serving.database import close_lock_file, is_locked, open_lock_file
 
 log = logging.getLogger("handler")
 
@@ -250,7 +250,7 @@ class _Files:
     def close(self) -> None:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            close_lock_file(descriptor)
 
     def _open(self) -> None:
         """Start a new file, and delete the oldest files if necessary. File names sort in creation order."""
@@ -260,7 +260,7 @@ class _Files:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = self._directory / f"requests-{now}-{os.getpid()}-{self._number:06}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO is an error
-        self._descriptor = os.open(path, flags, 0o600)
+        self._descriptor = open_lock_file(path, flags)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self._size = os.fstat(self._descriptor).st_size
 

@@ -31,8 +31,8 @@ from handler.protocols.kernel.stored import (
     kept_items,
 )
 from handler.protocols.openai.api import Page
+from handler.serving.background.tables import IN_PROGRESS, BackgroundTables
 from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
-from handler.serving.background.tables import BackgroundTables
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
 from handler.serving.conversations import Conversations, ResponseTurn
 from handler.serving.database import load_json, open_database
@@ -43,8 +43,12 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _PERIOD = 10.0  # seconds between two searches for expired responses
+_SILENCE = 1.0  # seconds for which the same error of the database is not logged again
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
-_MOST_WAITING = 1000  # maximum number of waiting calls
+_PAUSE = 0.05  # seconds between two searches while there are more of them
+_MAX_REMOVED = 500  # maximum number of expired responses that a transaction deletes
+_MAX_REMOVED_BYTES = 1 << 24  # bytes of expired responses after which a transaction deletes no more
+_MAX_WAITING = 1000  # maximum number of waiting calls
 
 _FILE = "responses.sqlite3"
 _VERSION = 1  # version of the tables
@@ -85,28 +89,28 @@ WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
 _OVERHEAD = 1024  # approximate bytes of a response in the database besides its JSON
 _STORED = "SELECT owner, size FROM answers UNION ALL SELECT owner, size FROM conversations"
 _HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM ({_STORED})"
-_OF_OWNER = """
-SELECT 0 AS is_conversation, rowid AS number, used, size, failed = 2 AS is_running FROM answers WHERE owner = :owner
-UNION ALL SELECT 1, number, used, size, 0 FROM conversations WHERE owner = :owner
+_OLDEST_FIRST = f"""
+SELECT 0 AS is_conversation, rowid AS number, used, size + {_OVERHEAD} FROM answers
+WHERE owner = :owner AND failed != {IN_PROGRESS}
+UNION ALL SELECT 1, number, used, size + {_OVERHEAD} FROM conversations WHERE owner = :owner
+ORDER BY used, is_conversation, number
 """
-_TOO_MANY = f"""
-SELECT is_conversation, number FROM (
-    SELECT is_conversation, number, is_running, row_number() OVER latest AS count,
-    sum(size + {_OVERHEAD}) OVER latest AS bytes
-    FROM ({_OF_OWNER})
-    WINDOW latest AS (
-        ORDER BY is_running DESC, used DESC, is_conversation DESC, number DESC ROWS UNBOUNDED PRECEDING
-    )
-) WHERE (count > :most OR bytes > :room) AND NOT is_running
+"""The responses and conversations of an owner, the least recently used first. Responses that are being generated are
+not among them. The order is that of an index, so that reading the first ones takes little time.
 """
-"""The least recently used responses and conversations of an owner that exceed the limits. Responses that are being
-generated are not among them.
-"""
-_FAILED = 1  # value of the column `failed`; that of background responses in progress is 2
+_FAILED = 1  # value of the column `failed`; another one is `IN_PROGRESS`
 
 
 ItemPage = tuple[list[Any], bool]
 """A page of input items of a response, and whether there are more items."""
+
+
+Reserve = Callable[[int], object]
+"""Called with the number of bytes of JSON that are read next. It may raise an error."""
+
+
+def _reserve_nothing(num_bytes: int) -> None:
+    """Reserve no memory, for a caller who has done so, or whose memory is not limited."""
 
 
 class ResponseDatabase:
@@ -139,24 +143,40 @@ class ResponseDatabase:
         self.may_be_full = False
         """Whether an owner may have no room for another response, according to the last query."""
         self._room("")
-        self.background.recover()
+        while self.background.recover():
+            pass
 
     def close(self) -> None:
         self.conversations.close()
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
-    def remove_expired(self) -> None:
-        """Delete expired responses and conversations."""
+    def remove_expired(self) -> bool:
+        """Delete some expired responses and conversations. Return whether there may be more."""
+        if not self._has_expired():
+            return False
+        with self.writing():
+            return self._remove_expired()
+
+    def _has_expired(self) -> bool:
         queries = (f"SELECT 1 FROM {table} WHERE expires <= ? LIMIT 1" for table in ("answers", "conversations"))
         now = (self._clock(),)
-        if any(self._database.execute(query, now).fetchone() for query in queries):
-            with self.writing():
-                self._remove_expired()
+        return any(self._database.execute(query, now).fetchone() for query in queries)
 
-    def _remove_expired(self) -> None:
-        self._database.execute("DELETE FROM answers WHERE expires <= ?", (self._clock(),))
-        self.conversations.remove_expired()
+    def _remove_expired(self) -> bool:
+        """Delete some expired responses and conversations, within a transaction. Return whether there may be more.
+
+        Other requests, and servers with the same file, wait until a transaction ends.
+        """
+        query = "SELECT rowid, size FROM answers WHERE expires <= ? ORDER BY expires LIMIT ?"
+        rows = self._database.execute(query, (self._clock(), _MAX_REMOVED)).fetchall()
+        size = 0
+        for number, (row, num_bytes) in enumerate(rows, 1):
+            self._database.execute("DELETE FROM answers WHERE rowid = ?", (row,))
+            size += num_bytes
+            if number == _MAX_REMOVED or size > _MAX_REMOVED_BYTES:
+                return True
+        return self.conversations.remove_expired()
 
     def wait_at_most(self, seconds: float) -> None:
         """Set the maximum number of seconds that later calls wait while another process writes."""
@@ -241,14 +261,32 @@ class ResponseDatabase:
         number, held, room = self._room(owner)
         if number <= self._config.responses_max and held <= room:
             return False
-        limits = {"owner": owner, "most": self._config.responses_max, "room": room}
-        rows = self._database.execute(_TOO_MANY, limits).fetchall()
-        if self.conversations.use_held(row for is_conversation, row in rows if is_conversation):
-            rows = self._database.execute(_TOO_MANY, limits).fetchall()
-        for is_conversation, row in rows:
-            table, column = ("conversations", "number") if is_conversation else ("answers", "rowid")
-            self._database.execute(f"DELETE FROM {table} WHERE {column} = ?", (row,))
+        if self._has_expired():
+            self._database.execute("DELETE FROM answers WHERE owner = ? AND expires <= ?", (owner, self._clock()))
+            self.conversations.hide_expired(owner)
+            number, held, room = self._room(owner)
+        excess = number - self._config.responses_max, held - room
+        rows = self._oldest(owner, *excess)
+        if self.conversations.use_held(row for is_conversation, row, *_ in rows if is_conversation):
+            rows = self._oldest(owner, *excess)
+        for is_conversation, row, *_ in rows:
+            if is_conversation:
+                self.conversations.hide(row)
+            else:
+                self._database.execute("DELETE FROM answers WHERE rowid = ?", (row,))
         return True
+
+    def _oldest(self, owner: str, number: int, size: float) -> list[Any]:
+        """Return an owner's least recently used responses and conversations, so many that they have this number and
+        this size, or all of them.
+        """
+        oldest = list[Any]()
+        for row in self._database.execute(_OLDEST_FIRST, {"owner": owner}):
+            if number <= 0 and size <= 0:
+                break
+            oldest.append(row)
+            number, size = number - 1, size - row[3]
+        return oldest
 
     def read_conversations(self, read: Callable[[Conversations], T]) -> T:
         """Read conversations at one moment."""
@@ -383,38 +421,48 @@ class ResponseDatabase:
         query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
         return [item for (item,) in self._database.execute(query, (id, output_only))]
 
-    def _head(self, owner: str, id: str) -> bytes | None:
-        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
-        row = self._database.execute(query, (id, owner, self._clock())).fetchone()
-        return None if row is None else row[0]
-
-    def response(self, owner: str, id: str) -> dict[str, Any] | None:
+    def response(self, owner: str, id: str, reserve: Reserve = _reserve_nothing) -> dict[str, Any] | None:
         """Return a response, or None if the owner has no response with this id."""
         with self.reading():
-            head = self._head(owner, id)
-            output = [] if head is None else self._items(id, output_only=True)
-        return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
+            if not self.exists(owner, id):
+                return None
+            query = (
+                "SELECT length(head) + (SELECT total(length(item)) FROM items WHERE answer = :id AND is_output) "
+                "FROM answers WHERE id = :id"
+            )
+            (size,) = self._database.execute(query, {"id": id}).fetchone()
+            reserve(int(size))
+            (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", (id,)).fetchone()
+            output = self._items(id, output_only=True)
+        return {**load_json(head), "output": [*map(load_json, output)]}
 
-    def input_items(self, owner: str, id: str, page: Page) -> ItemPage | None:
+    def exists(self, owner: str, id: str) -> bool:
+        """Return whether an owner has a response with this id."""
+        query = "SELECT 1 FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
+        return self._database.execute(query, (id, owner, self._clock())).fetchone() is not None
+
+    def input_items(self, owner: str, id: str, page: Page, reserve: Reserve = _reserve_nothing) -> ItemPage | None:
         """Return a page of input items of a response, or None if the response or its item `page.after` is missing."""
         with self.reading():
-            rows = self._page(owner, id, page)
+            rows = self._page(owner, id, page, reserve)
         return None if rows is None else ([*map(load_json, rows[: page.limit])], len(rows) > page.limit)
 
-    def _page(self, owner: str, id: str, page: Page) -> list[bytes] | None:
+    def _page(self, owner: str, id: str, page: Page, reserve: Reserve) -> list[bytes] | None:
         """Return the items of a page and the next one."""
-        if self._head(owner, id) is None:
+        if not self.exists(owner, id):
             return None
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
-        query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
+        query, names = "FROM items WHERE answer = ? AND NOT is_output", [id]
         if page.after:
             position_query = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
             row = self._database.execute(position_query, (id, page.after)).fetchone()
             if row is None:
                 return None
             query, names = f"{query} AND place {beyond} ?", [id, row[0]]
-        query = f"{query} ORDER BY place {order} LIMIT ?"
-        return [item for (item,) in self._database.execute(query, [*names, page.limit + 1])]
+        query, values = f"{query} ORDER BY place {order} LIMIT ?", (*names, page.limit + 1)
+        sizes = f"SELECT total(size) FROM (SELECT length(item) AS size {query})"
+        reserve(int(self._database.execute(sizes, values).fetchone()[0]))
+        return [item for (item,) in self._database.execute(f"SELECT item {query}", values)]
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
@@ -461,6 +509,7 @@ class ResponseStore:
         self._in_progress: weakref.WeakValueDictionary[str, InProgress] = weakref.WeakValueDictionary()
         self._calls = FairQueue[Callable[[], None]]()
         self._closed = False
+        self._reported = "", 0.0
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
@@ -518,15 +567,23 @@ class ResponseStore:
         """
         return self.call(owner, self._database.change_conversation, owner, change)
 
-    def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
+    def response(self, owner: str, id: str, reserve: Reserve = _reserve_nothing) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
         if (begun := self._begun(owner, id)) is not None:
             return _done({**begun.response})
-        return self.call(owner, self._database.response, owner, id)
+        return self.call(owner, self._database.response, owner, id, reserve)
 
-    def input_items(self, owner: str, id: str, page: Page) -> Future[ItemPage | None]:
+    def exists(self, owner: str, id: str) -> Future[bool]:
+        """Return whether an owner has a response with this id, which may be in progress."""
+        if self._begun(owner, id) is not None:
+            return _done(True)
+        return self.call(owner, self._database.exists, owner, id)
+
+    def input_items(
+        self, owner: str, id: str, page: Page, reserve: Reserve = _reserve_nothing
+    ) -> Future[ItemPage | None]:
         """Return a page of input items of a response, or None if the response or its item `page.after` is missing."""
-        return self.call(owner, self._database.input_items, owner, id, page)
+        return self.call(owner, self._database.input_items, owner, id, page, reserve)
 
     def delete(self, owner: str, id: str) -> Future[bool]:
         """Delete a response, and return whether it existed.
@@ -608,8 +665,8 @@ class ResponseStore:
 
     def check_calls(self, owner: str) -> None:
         """Raise Overloaded if too many calls are waiting, and the owner has its share of them."""
-        if not self._calls.has_room(_MOST_WAITING, owner):
-            raise Overloaded(f"too many calls to the response store are waiting: {_MOST_WAITING}")
+        if not self._calls.has_room(_MAX_WAITING, owner):
+            raise Overloaded(f"too many calls to the response store are waiting: {_MAX_WAITING}")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -625,34 +682,47 @@ class ResponseStore:
                 self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
                 future.set_result(method(*arguments, **options))
             except sqlite3.Error as error:
-                log.error("the stored responses cannot be read or written: %s", error)
+                self._report(error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
+            except ServingError as error:  # its traceback would keep what was read
+                future.set_exception(error.with_traceback(None))
             except Exception as error:
                 future.set_exception(error)
 
         self._calls.put("", run, owner)
         return future
 
+    def _report(self, error: sqlite3.Error) -> None:
+        """Log an error, unless the same one has just been logged: a full disk makes each call fail."""
+        message, now = str(error), time.monotonic()
+        if message != self._reported[0] or now - self._reported[1] > _SILENCE:
+            log.error("the stored responses cannot be read or written: %s", message)
+            self._reported = message, now
+
     def _run(self) -> None:
         look_at = time.monotonic() + _PERIOD
         while True:
-            call = self._calls.get(timeout=max(0.0, look_at - time.monotonic()))
-            if call is None:
-                look_at = time.monotonic() + _PERIOD
-                call = self._remove_expired
-            call()
-            del call  # it refers to a response
+            wait = look_at - time.monotonic()
+            call = self._calls.get(timeout=wait) if wait > 0 else None
+            if call is not None:
+                call()
+                del call  # it refers to a response
+            elif not self._closed:
+                look_at = time.monotonic() + (_PAUSE if self._remove_expired() else _PERIOD)
             if self._closed and not self._calls:
                 break
         self._database.background.close()
         self._database.close()
 
-    def _remove_expired(self) -> None:
+    def _remove_expired(self) -> bool:
+        """Delete some expired responses, and end some responses of servers that have ended. Return whether there may
+        be more.
+        """
         try:
-            self._database.remove_expired()
-            self._database.background.recover()
+            return self._database.remove_expired() | self._database.background.recover()
         except sqlite3.Error as error:  # for example a full disk
             log.error("expired responses could not be removed: %s", error)
+            return False
 
 
 def _done(value: T) -> Future[T]:

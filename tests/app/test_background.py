@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import json
 import random
 import signal
+import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
+from handler.http import background_responses
+from handler.protocols.kernel.stored import Detached
+from handler.serving import admission
+from handler.serving.background.runs import BackgroundRun
+from handler.serving.background.tables import BackgroundTables, NewEvents
+from handler.serving.quota import Quota
 from tests.app import test_batches as batches
 from tests.app.server import serve
 from tests.app.sockets.client import open_socket, receive, send
-from tests.servers import LiveServer, http, wait_for
+from tests.servers import PATIENCE, LiveServer, http, wait_for
 from tests.servers import serve as serve_process
 
 PATH = "/v1/responses"
@@ -295,6 +305,24 @@ def test_limits() -> None:
         assert "option.background_timeout" in late["error"]["message"]
 
 
+@pytest.mark.parametrize("batch", [(), ("-o", "option.rolling_batch=disable")])
+def test_it_may_wait_as_long_as_it_may_run(batch: tuple[str, ...]) -> None:
+    """Where requests run in dynamic batches too: it waits for the earlier one longer than other requests may."""
+    limits = ("background_timeout=60", "predict_timeout=0.5", "max_rolling_batch_size=1")
+    options = [part for limit in limits for part in ("-o", f"option.{limit}")]
+    with serve(*MEMORY, *SLOW, *options, "-o", "max_batch_delay=0", *batch) as server:
+        first = create(server, max_output_tokens=100)["id"]
+        wait_for(lambda: call(server, "GET", first).json()["status"] == "in_progress", 10, "it does not run")
+        second = create(server)["id"]
+        plain = server.post({"input": "a", "max_output_tokens": 1}, PATH, headers=ANN)
+        assert (plain.status_code, "(option.predict_timeout)" in plain.text) == (429, True), plain.text
+        for id in (first, second):
+            assert poll(server, id)["status"] == "incomplete"
+    with serve(*MEMORY, *SLOW, "-o", "option.background_timeout=1", "-o", "max_batch_delay=0", *batch) as server:
+        late = poll(server, create(server, max_output_tokens=4000)["id"])
+        assert "option.background_timeout" in late["error"]["message"]
+
+
 def test_the_engine_fails() -> None:
     with serve(*MEMORY, "-o", "option.echo_cues=true") as server:
         body = {"input": "a b <raise>", "background": True, "max_output_tokens": 20}
@@ -375,6 +403,164 @@ def test_a_full_store_fails_the_response(tmp_path: Path) -> None:
         events = events_in(call(server, "GET", f"{id}?stream=true").text)
         assert numbers(events) == list(range(len(events)))
         assert events[-1]["response"] == failed
+
+
+class Silent:
+    """A client that asks for events, reads their beginning, and then reads nothing more."""
+
+    def __init__(self, server: LiveServer, method: str, path: str = "", body: Any = None) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        self._socket.settimeout(PATIENCE)
+        self._socket.connect(("127.0.0.1", server.port))
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {PATH}{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ann\r\n"
+        self._socket.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        self.beginning = b""
+        while b'"sequence_number":1,' not in self.beginning:
+            self.beginning += self._socket.recv(256)
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+
+FAST = ("-o", "option.max_model_len=2000000", "-o", "option.background_max_bytes=100000000")
+MANY = {"input": "a b c d", "max_output_tokens": 40_000, "background": True, "stream": True}
+
+
+@contextlib.contextmanager
+def noted_quota() -> Iterator[Callable[[], Quota]]:
+    """The memory of all requests of the server that starts meanwhile."""
+    noted: list[Quota] = []
+
+    def make(*most: Any, **more: Any) -> Quota:
+        noted.append(Quota(*most, **more))
+        return noted[-1]
+
+    with mock.patch.object(admission, "Quota", make):
+        yield lambda: noted[-1]
+
+
+def held_of(id: str) -> list[object]:
+    """What is still in memory of a response that has ended."""
+    gc.collect()
+    found: list[object] = [one for one in gc.get_objects() if isinstance(one, Detached) and one.queued.id == id]
+    return found + [one for one in gc.get_objects() if isinstance(one, BackgroundRun) and one.id == id]
+
+
+def test_a_reader_that_reads_nothing_holds_nothing_of_the_response() -> None:
+    """It holds up neither the response nor its other readers, whether it has created the response or resumed it."""
+    with noted_quota() as quota, serve(*MEMORY, *FAST) as server:
+        with Silent(server, "POST", body=MANY) as creator:
+            id = creator.beginning.split(b'"id":"')[1].split(b'"')[0].decode()
+            with Silent(server, "GET", f"/{id}?stream=true"):
+                ended = poll(server, id)
+                assert ended["usage"]["output_tokens"] == MANY["max_output_tokens"]
+                events = events_in(call(server, "GET", f"{id}?stream=true").text)
+                assert numbers(events) == list(range(len(events)))
+                assert events[-1]["response"] == ended
+                assert server.metric("lmi_active_sequences") == 0
+                assert held_of(id) == []
+                assert 0 < quota().taken < 2 * (1 << 18), "each has at most a part of the events"
+        wait_for(lambda: quota().taken == 0, 10, "the memory of a reader is not given back")
+
+
+def test_a_reader_that_reads_nothing_is_disconnected() -> None:
+    with noted_quota() as quota, serve(*MEMORY, *FAST, "-o", "option.client_timeout=1") as server:
+        id = events_in(server.post(MANY, PATH, headers=ANN).text)[0]["response"]["id"]
+        with Silent(server, "GET", f"/{id}?stream=true"):
+            wait_for(lambda: quota().taken > 0, 10, "the reader does not wait")
+            wait_for(lambda: quota().taken == 0, 10, "the reader is not disconnected")
+
+
+def test_a_connection_that_breaks_off_ends_no_response() -> None:
+    """A transport may raise an error before it reports that it is closed."""
+
+    async def broken(model: Any, send: Any, reader: Any, *_: Any) -> None:
+        data, _ = await reader.read()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        raise RuntimeError("the transport is closed")
+
+    with mock.patch.object(background_responses, "_send_parts", broken), serve(*MEMORY, *SLOW) as server:
+        body = {**LONG, "max_output_tokens": 20, "stream": True}
+        with Stream(server, "POST", json=body) as stream:
+            events = iter(stream)
+            id = next(events)["response"]["id"]
+            with pytest.raises(httpx.HTTPError):
+                list(events)
+        assert poll(server, id)["usage"]["output_tokens"] == 20
+        assert "Traceback" not in server.log
+
+
+def test_streams_that_are_silent_say_that_they_are_there(tmp_path: Path) -> None:
+    """Comments have no numbers, and come where another server runs the response too."""
+    pace = ("-o", "option.echo_tokens_per_second=0.4")
+    options = ("--engine", "echo", *pace, "-o", f"option.responses_store={tmp_path}")
+    body = {**LONG, "max_output_tokens": 3, "stream": True}
+    with (
+        mock.patch.object(background_responses, "KEEP_ALIVE", 0.2),
+        serve(*options) as server,
+        serve(*options) as other,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        created = threads.submit(server.post, body, PATH, headers=ANN)
+        wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
+        with Stream(server, "POST", json=body) as stream:
+            id = next(iter(stream))["response"]["id"]
+        resumed = [threads.submit(call, each, "GET", f"{id}?stream=true&starting_after=3") for each in (server, other)]
+        for first, answer in ((0, created), *((4, one) for one in resumed)):
+            text = answer.result(60).text
+            found = numbers(events_in(text))
+            assert text.count(":\n\n") >= 2
+            assert found == list(range(first, first + len(found)))
+        assert ":" not in call(server, "GET", f"{id}?stream=true").text.split("\n\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) -> None:
+    """Its final state is shown once it is stored, so that it is the same after a crash."""
+    with (
+        mock.patch.object(background_responses, "_WRITE_SECONDS", 0.5),
+        serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
+    ):
+        id = begin(server)
+        with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            stopped = call(server, method, f"{id}/cancel" if method == "POST" else id)
+            assert (stopped.status_code, "could not be stored yet" in stopped.text) == (503, True)
+            assert server.metric("lmi_active_sequences") == 0
+            assert call(server, "GET", id).json()["status"] == "in_progress"
+            other.execute("ROLLBACK")
+        assert poll(server, id)["status"] == "cancelled"
+        assert call(server, method, f"{id}/cancel" if method == "POST" else id).status_code == 200
+
+
+def test_what_a_response_repeats_is_bounded(server: LiveServer) -> None:
+    """Each event of its state repeats it, and so does each poll."""
+    tool = {"type": "function", "name": "f", "description": "a" * (5 << 20), "parameters": {}}
+    for stream in (False, True):
+        for _ in range(20):
+            refused = server.post({**LONG, "tools": [tool], "stream": stream}, PATH, headers={"x-api-key": "carl"})
+            assert (refused.status_code, "option.background_max_bytes" in refused.text) == (413, True)
+    tool["description"] = "a" * (3 << 20)
+    assert poll(server, create(server, tools=[tool])["id"])["tools"] == [{**tool, "strict": False}]
+
+
+def test_a_state_is_written_once(tmp_path: Path) -> None:
+    written: list[bool] = []
+    append = BackgroundTables.append
+
+    def appended(tables: BackgroundTables, events: Sequence[NewEvents]) -> set[str]:
+        written.extend(new.head is not None for new in events)
+        return append(tables, events)
+
+    with mock.patch.object(BackgroundTables, "append", appended), serve(*MEMORY, *SLOW) as server:
+        poll(server, create(server, max_output_tokens=40)["id"])
+        assert len(written) > 2
+        assert written.count(True) == 1
 
 
 def test_a_response_belongs_to_a_conversation(server: LiveServer) -> None:

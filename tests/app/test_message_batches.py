@@ -104,6 +104,18 @@ def test_a_batch_from_its_creation_to_its_deletion(server: LiveServer) -> None:
         assert error(call(server, method, path))[:2] == (404, "not_found_error")
 
 
+def test_a_request_without_tokens_is_served_as_outside_of_batches(server: LiveServer) -> None:
+    """It fills the prefix cache. Anthropic refuses it in batches, whose cache may be gone when they run."""
+    wanted = request("a", max_tokens=0)
+    batch = create(server, wanted)
+    until_ended(server, batch["id"])
+    result = results(server, batch["id"])["a"]
+    single = server.post(wanted["params"], "/v1/messages", headers=ANN).json()
+    assert (result["type"], result["message"]["content"]) == ("succeeded", [])
+    for name in ("content", "stop_reason", "usage"):
+        assert result["message"][name] == single[name]
+
+
 def test_a_cancelled_batch_has_a_result_for_each_request(server: LiveServer) -> None:
     slow = {"max_tokens": 4000, "metadata": {}}
     requests = [request(str(index), "word " * 400, **slow) for index in range(8)]

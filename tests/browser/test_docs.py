@@ -43,6 +43,11 @@ def test_a_search_leaves_the_routes_that_have_all_its_words(echo_server: LiveSer
     assert found("/v1/messages") == {id for id in everything if "_v1_messages" in id}
     assert found("/v1/messages/batches cancel") == {"post_v1_messages_batches_batch_cancel"}
     assert [title.inner_text() for title in page.query_selector_all("h2:visible")] == ["Anthropic"]
+    assert found("/v1/responses cancel") == {"post_v1_responses_response_cancel"}
+    assert "get_v1_responses_response" in found("starting_after"), "a parameter of the query"
+    assert found("/v1/conversations delete") == {
+        "delete_v1_conversations_conversation", "delete_v1_conversations_conversation_items_item"
+    }  # fmt: skip
     assert found("tokens count anthropic") == {"post_v1_messages_count_tokens"}
     assert "post_v1_chat_completions" in found("parallel_tool_calls"), "a field of the body"
     assert found("nothing has this") == set()

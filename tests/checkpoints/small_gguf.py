@@ -10,6 +10,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 HIDDEN, HEADS, SHARED, FEED, LAYERS = 256, 4, 2, 512, 2
+LETTERS = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 512)]][:256]
+"""The tokens of all bytes, as byte-level BPE writes them."""
 
 
 def quantized(kind: Kind, shape: tuple[int, int], random: np.random.Generator) -> Any:
@@ -33,10 +35,11 @@ def write_small(
     more: dict[str, Any] | None = None,
     keys: dict[str, Any] | None = None,
     spread: float = 0.1,
+    context: int = 128,
 ) -> None:
     """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`, with norms of 1 ± `spread`."""
     random, writer = np.random.default_rng(7), gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(128)
+    writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(FEED)
@@ -45,10 +48,9 @@ def write_small(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_file_type({Kind.F16: 1, Kind.Q4_0: 2, Kind.Q4_1: 3, Kind.Q8_0: 7}.get(kind, 15))
-    letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 512)]][:256]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*letters, "<eos>", "ab"])
+    writer.add_token_list([*LETTERS, "<eos>", "ab"])
     writer.add_token_types([1] * 256 + [3, 1])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(256)

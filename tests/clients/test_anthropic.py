@@ -50,6 +50,20 @@ def test_its_models(anthropic: Driver, model_server: LiveServer) -> None:
     assert anthropic.generate(model_server.url, "", what="models") == ["model", "lmi"]
 
 
+def test_what_its_models_support(anthropic: Driver, model_server: LiveServer) -> None:
+    """The client checks each name of its types; the values are those of a small model without reasoning."""
+    for found in anthropic.generate(model_server.url, "", what="capabilities"):
+        edits = found["context_management"]
+        assert [name for name, part in edits.items() if name == "supported" or part["supported"]] == [*edits]
+        assert len(edits) == 4
+        assert found["compaction"] == {"supported": True, "summarize": {"supported": True}}
+        assert found["structured_outputs"]["supported"] is True
+        assert found["thinking"]["types"]["disabled"]["supported"] is True
+        for name in ("batch", "citations", "code_execution", "effort", "image_input", "pdf_input", "server_tools"):
+            assert found[name]["supported"] is False, name
+        assert found["thinking"]["supported"] is False
+
+
 def test_a_messages_stream(anthropic: Driver, model_server: LiveServer) -> None:
     events = anthropic.stream(model_server.url, QUESTION, **GREEDY)
     first, *_, delta, last = events

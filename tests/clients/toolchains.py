@@ -49,6 +49,11 @@ def codex() -> Path:
     return _program("@openai/codex-*/vendor/*/bin/codex")
 
 
+def opencode() -> Path:
+    """OpenCode's program, where its package is locked: on Linux with x86-64."""
+    return _program("opencode-linux-*/bin/opencode")
+
+
 def _program(pattern: str) -> Path:
     found = [*node_modules(CODING_AGENTS).glob(pattern)]
     if not found:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -84,9 +87,9 @@ def speaking(*answers: str) -> Iterator[tuple[AppServer, Script]]:
             yield server, script
 
 
-RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE = (
-    APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test", "router", "transcribe")
-)
+RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE, BACKGROUND = PROGRAMS = [
+    APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test", "router", "transcribe", "background")
+]
 PAGES = [ROOT / "docs" / "agents.md", ROOT / "docs" / "embeddings.md"]
 NOBODY = "http://127.0.0.1:9"
 
@@ -117,13 +120,13 @@ def slow() -> Iterator[AppServer]:
 
 
 def test_every_program_is_tested_and_short() -> None:
-    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE, *FRAMEWORKS])
+    assert sorted(APPLICATIONS.glob("*.py")) == sorted([*PROGRAMS, *FRAMEWORKS])
     assert all(len(path.read_text().splitlines()) <= 40 for path in FRAMEWORKS)
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 120} == {}
 
 
-@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST, ROUTER, TRANSCRIBE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_help_is_the_programs_own_description(program: Path) -> None:
     description = load(program).__doc__
     assert description is not None
@@ -418,6 +421,109 @@ def test_a_batch_waits_as_long_as_the_server_says(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(send()) == {"status": 200}
     assert pauses[0] == 7
     assert all(0 <= pause <= most for pause, most in zip(pauses[1:], (2, 4), strict=True))
+
+
+# -- background responses ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def storing() -> Iterator[AppServer]:
+    rate = "option.echo_tokens_per_second=20"
+    with serve("--engine", "echo", *options("option.responses_store=memory", rate)) as server:
+        yield server
+
+
+class Cutting(httpx.HTTPTransport):
+    """Breaks the streams of events after a few pieces; `cuts` says how often."""
+
+    def __init__(self, cuts: int) -> None:
+        super().__init__()
+        self.cuts = cuts
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        found = super().handle_request(request)
+        if self.cuts and found.headers["content-type"] == "text/event-stream":
+            self.cuts -= 1
+            found.stream = _Cut(found.stream)
+        return found
+
+
+class _Cut(httpx.SyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from itertools.islice(self._stream, 2)
+        raise httpx.ReadError("cut")
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def ids(printed: str) -> tuple[str, str]:
+    """The conversation and the response that the program names."""
+    (conversation,), (response,) = (
+        re.findall(rf"^{kind} (\S+)$", printed, re.M) for kind in ("conversation", "response")
+    )
+    return conversation, response
+
+
+def test_a_conversation_is_continued_and_read_again_in_the_background(storing: AppServer) -> None:
+    first = finished(BACKGROUND, "one two", "--max-tokens", 3, LMI_URL=storing.url)
+    assert (first.returncode, first.stdout) == (0, " user: one two\n")
+    conversation, id = ids(first.stderr)
+    assert run(BACKGROUND, "--read", id, LMI_URL=storing.url) == first.stdout
+    more = finished(BACKGROUND, "three", "--max-tokens", 8, "--conversation", conversation, LMI_URL=storing.url)
+    assert ids(more.stderr)[0] == conversation
+    assert more.stdout == " user: one two assistant: user: one two user:\n", "echo says all that it has read"
+
+
+def test_a_broken_connection_loses_nothing_of_a_background_response(
+    storing: AppServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background = load(BACKGROUND)
+    pauses: list[float] = []
+    monkeypatch.setattr(background, "time", SimpleNamespace(sleep=pauses.append))
+    with httpx.Client(base_url=storing.url, transport=Cutting(3), timeout=PATIENCE) as client:
+        found = background.show(client, background.question(client, "one two", None, 12))
+    printed = capsys.readouterr()
+    assert printed.out == found["output"][0]["content"][0]["text"]
+    assert printed.err.count("cut") == 3
+    assert pauses == [1, 1, 1], "each connection had something new"
+
+
+def test_ctrl_c_leaves_a_background_response_to_the_server(storing: AppServer) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(BACKGROUND), "one"], env={**clean_environment(), "LMI_URL": storing.url},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(5) == " user"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    id = ids(errors)[1]
+    assert storing.metric("lmi_active_sequences") == 1
+    cancelled = finished(BACKGROUND, "--cancel", id, LMI_URL=storing.url)
+    assert (cancelled.returncode, cancelled.stderr) == (0, "cancelled\n")
+    wait_for(lambda: storing.metric("lmi_active_sequences") == 0, PATIENCE, "the server goes on")
+    again = finished(BACKGROUND, "--read", id, LMI_URL=storing.url)
+    assert (again.returncode, again.stderr) == (1, "cancelled\n")
+    assert again.stdout.startswith(" user: one")
+
+
+def test_background_shows_a_servers_own_words(storing: AppServer, chat: AppServer) -> None:
+    for arguments, url, status, words in (
+        (["one"], chat.url, 404, "option.responses_store"),
+        (["--read", "resp_1"], storing.url, 404, "resp_1"),
+        (["--cancel", "resp_1"], storing.url, 404, "resp_1"),
+        (["one", "--conversation", "conv_1"], storing.url, 404, "conv_1"),
+    ):
+        refused = finished(BACKGROUND, *arguments, LMI_URL=url)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert f" {status} " in refused.stderr
+        assert words in refused.stderr
+    assert finished(BACKGROUND, "--read", "resp_1", LMI_URL=NOBODY).stderr.startswith(f"{NOBODY}/v1/responses/resp_1")
 
 
 # -- load test ---------------------------------------------------------------------------------------------------------

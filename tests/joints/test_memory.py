@@ -13,9 +13,10 @@ from unittest import mock
 import pytest
 
 from handler.serving import admission, request_log
+from handler.serving.background import runs
 from handler.serving.quota import Quota
 from handler.serving.stored_responses import ResponseDatabase
-from tests.app.server import AppServer, serve
+from tests.app.server import AppServer, serve, short_drain
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
 
 MOST = 1 << 22  # bytes
@@ -211,3 +212,49 @@ def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> Non
         for number in range(3):
             assert capturing.post({**body, "parameters": {"max_new_tokens": 100}}).status_code == 200
             wait_for(lambda: counts() == [number + 1, 1], PATIENCE, "the room was not given back")  # noqa: B023
+
+
+# -- background responses ----------------------------------------------------------------------------------------------
+
+
+def test_background_responses_are_refused_before_their_memory_is_spent() -> None:
+    """What they hold is given back when they have been cancelled, deleted or refused."""
+    own = options(f"option.requests_total_bytes={MOST}", "option.responses_store=memory")
+    pace = options("option.echo_tokens_per_second=20", "option.max_model_len=2000000")
+    body = {"input": "a " * (LARGE // 16), "background": True, "max_output_tokens": 10_000}
+    with mock.patch.object(admission, "Quota", Noted), serve("--engine", "echo", *own, *pace) as server:
+        url, begun = f"{server.url}/v1/responses", list[str]()
+        while (answer := server.post(body, "/v1/responses")).status_code == 200:
+            begun.append(answer.json()["id"])
+            assert 0 < QUOTAS[-1].taken <= MOST
+        assert (answer.status_code, len(begun) >= 2, "retry-after" in answer.headers) == (429, True, True)
+        assert "(option.requests_total_bytes)" in answer.json()["error"]["message"]
+        small = server.post({**body, "input": "a", "max_output_tokens": 1}, "/v1/responses")
+        assert small.status_code == 200, "a part is reserved for small requests"
+        for id in begun:
+            assert http.post(f"{url}/{id}/cancel").json()["status"] == "cancelled"
+        wait_until_taken(0, 0)
+        last = server.post(body, "/v1/responses").json()
+        assert last["status"] == "queued"
+        assert http.delete(f"{url}/{last['id']}").status_code == 200
+        wait_until_taken(0, 0)
+
+
+def test_events_that_wait_to_be_written_take_memory_of_all_requests() -> None:
+    """A response whose events cannot be written in time fails before they take more than there is."""
+    own = options(f"option.requests_total_bytes={1 << 20}", "option.responses_store=memory")
+    more = options("option.max_model_len=2000000", "option.background_max_bytes=100000000")
+    body = {"input": "a b", "background": True, "stream": True, "max_output_tokens": 1_000_000}
+    with (
+        mock.patch.object(admission, "Quota", Noted),
+        mock.patch.object(runs, "_FLUSH_SECONDS", 1000.0),
+        short_drain(0.5),
+        serve("--engine", "echo", *own, *more) as server,
+        half_sent(server, 100_000),  # alone, a request may take more
+        http.stream("POST", f"{server.url}/v1/responses", json=body) as stream,
+    ):
+        lines = stream.iter_lines()  # the stream is closed with it
+        assert "response.created" in next(lines)
+        wait_for(lambda: "need too much memory" in server.log, PATIENCE, "the response goes on")
+        assert QUOTAS[-1].taken <= 1 << 20
+        wait_for(lambda: server.metric("lmi_active_sequences") == 0, PATIENCE, "the engine goes on")

@@ -57,7 +57,7 @@ ONLY_IN_HANDLER = {
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai", "protocols/kernel/body"},
+    "orjson": {"core/framing", "engines/llamacpp", "engines/openai", "protocols/kernel/body"},
     "backports": {"serving/compression"},
     "compression": {"serving/compression"},
     "aiohttp": {"engines/openai", "serving/media"},

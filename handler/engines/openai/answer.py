@@ -120,18 +120,18 @@ def event_value(event: StreamEvent) -> Any:
         ValueError: the event is not JSON.
     """
     if event.name == b"error":
-        raise _event_error(event.data or event.comment)
+        raise event_error(event.data or event.comment)
     if event.data == b"[DONE]":
         raise Failed("ended its response without a finish_reason")
     value = orjson.loads(event.data)
     if "error" in value:
-        raise _event_error(event.data)
+        raise event_error(event.data)
     return value
 
 
 def unreadable(event: StreamEvent, error: Exception) -> Failed:
     """Return the error for an event that is not as expected."""
-    return Failed("sent an event that cannot be read", f"{error!r}: {_short(event.data)}")
+    return Failed("sent an event that cannot be read", f"{error!r}: {shortened(event.data)}")
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
@@ -153,14 +153,14 @@ def message(data: bytes) -> str:
     try:
         value: Any = orjson.loads(data)
     except ValueError:
-        return _short(data)
+        return shortened(data)
     for name in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]
-    return value[:_MOST_WORDS] if isinstance(value, str) else _short(data)
+    return value[:_MOST_WORDS] if isinstance(value, str) else shortened(data)
 
 
-def _event_error(data: bytes) -> Refused | Failed:
+def event_error(data: bytes) -> Refused | Failed:
     """Return the error contained in an event of a 200 response, with the status that the event specifies."""
     return status_error(status_in(data, 500), data)
 
@@ -216,5 +216,6 @@ def _date(value: str) -> float | None:
         return None
 
 
-def _short(data: bytes) -> str:
+def shortened(data: bytes) -> str:
+    """Return the beginning of data from a server as text, for a message."""
     return data[:_MOST_WORDS].decode("utf-8", "replace").strip()

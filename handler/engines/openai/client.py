@@ -16,11 +16,12 @@ import orjson
 from handler.config.environment import server_key
 from handler.core.event_stream import EventReader, StreamEvent
 from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
-from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.kinds import OWNERS
 from handler.engines.remote.servers import Failed, common_kind
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
+_MAX_RESPONSE = 1 << 26  # bytes of a response that is not a stream
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
@@ -43,7 +44,7 @@ class HttpModel(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        return [name for name, kind in KINDS.items() if self.owner.startswith(kind.owner)]
+        return [name for name, owner in OWNERS.items() if self.owner.startswith(owner)]
 
 
 class HttpClient:
@@ -87,7 +88,7 @@ class HttpClient:
         Raises:
             Failed: the server does not report its models.
         """
-        models = _models(await self._get(f"{url}/models"))
+        models = _models(await self.get(f"{url}/models"))
         return [model for model in models if adapters or not model.is_adapter]
 
     async def document(self, *urls: str) -> Any:
@@ -97,7 +98,7 @@ class HttpClient:
             Failed: the server does not return the document.
         """
         for url in urls:
-            data = await self._get(url, may_miss=url != urls[-1])
+            data = await self.get(url, may_miss=url != urls[-1])
             if data:
                 break
         try:
@@ -105,8 +106,15 @@ class HttpClient:
         except ValueError as error:
             raise Failed("does not report its settings", f"its {urls[-1]} cannot be read: {error!r}") from None
 
-    async def _get(self, url: str, *, may_miss: bool = False) -> bytes:
-        """Return a body, or b"" if the server does not have this address and `may_miss` is set."""
+    async def get(self, url: str, *, may_miss: bool = False) -> bytes:
+        """Return the body of a description, such as a list of models.
+
+        Args:
+            may_miss: whether to return b"" if the server does not have this address.
+
+        Raises:
+            Failed: the server does not return it.
+        """
         with self._translated():
             async with self._session.get(url, timeout=self._models_timeout, allow_redirects=False) as response:
                 data = await _body(response.content)
@@ -118,20 +126,24 @@ class HttpClient:
                 _check_encoding(response.headers)
                 return data
 
-    async def post(self, url: str, body: Mapping[str, Any]) -> None:
-        """Send a command, and ignore the response.
+    async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
+        """Send a request, and return the body of its response.
 
         Raises:
-            Failed: the server cannot be reached.
+            Refused: the server refuses the request.
+            Failed: the server fails.
         """
         with self._translated():
-            data, timeout = json.dumps(body).encode(), self._models_timeout
-            async with self._session.post(url, data=data, timeout=timeout, allow_redirects=False) as response:
-                await _body(response.content)
+            async with await self._post(url, json.dumps(body).encode()) as response:
+                data = await _body(response.content, _MAX_RESPONSE)
+                if response.status != 200:
+                    raise status_error(response.status, data[:_MOST_BODY], response.headers)
+                _check_encoding(response.headers)
+                return data
 
     @contextlib.asynccontextmanager
     async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[Events]:
-        """Send a request to an address, and yield an iterator over the events of the response as they arrive.
+        """Send a request to this address, and yield an iterator over the events of the response as they arrive.
 
         If the context exits before the response ends, the connection is closed.
 
@@ -210,11 +222,11 @@ def _noting_reuse() -> Any:
     return trace
 
 
-async def _body(content: Any) -> bytes:
-    data = b""
-    while len(data) < _MOST_BODY and (part := await content.readany()):
+async def _body(content: Any, limit: int = _MOST_BODY) -> bytes:
+    data = bytearray()
+    while len(data) < limit and (part := await content.readany()):
         data += part
-    return data
+    return bytes(data)
 
 
 async def _read(content: Any) -> AsyncIterator[list[StreamEvent]]:
@@ -271,7 +283,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
         models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
     kinds = {url: kind for url in models if (kind := _common_kind(models[url]))}
-    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
+    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], OWNERS)
 
 
 def _common_kind(models: Sequence[HttpModel] | Failed) -> str:

@@ -1,6 +1,7 @@
 """An engine that uses servers with OpenAI's API. It sends token ids to /v1/completions, which returns token ids.
 
-SGLang returns token ids only from its own API, which has another route.
+llama.cpp's servers and SGLang do not return token ids there, so they are used through their own APIs
+(`engines.llamacpp`, `sglang`).
 
 This handler still processes text, stop strings, chat templates and errors itself.
 """
@@ -16,6 +17,8 @@ from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
+from handler.engines.llamacpp.engine import LlamaCppEngine
+from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS
@@ -34,6 +37,7 @@ __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenize
 
 _TAKES_ENDS = ("vllm", "sglang")
 """Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
+_ABORT_TIMEOUT = 5.0  # seconds
 _ABORT_SECONDS = 0.5  # for a server to receive the last abort before the event loop rests
 
 _SETTING = RemoteOptions("openai", "http://host:8000/v1")
@@ -188,8 +192,8 @@ class SglangEngine(UrlEngine):
         task.add_done_callback(self._aborted)
 
     async def _abort(self, url: str, id: str) -> None:
-        with suppress(Failed):  # the server then waits for the connection to close
-            await self._client.post(url, {"rid": id})
+        with suppress(Failed, Refused, asyncio.TimeoutError):  # the server then waits for the connection to close
+            await asyncio.wait_for(self._client.post(url, {"rid": id}), _ABORT_TIMEOUT)
 
     def _aborted(self, task: asyncio.Task[None]) -> None:
         self._aborts.discard(task)
@@ -231,7 +235,8 @@ def capabilities(config: EngineConfig) -> Capabilities:
     Raises:
         ConfigError: the kind of no server can be determined, or the kinds differ.
     """
-    return KINDS[_kind(config)].capabilities
+    kind = _kind(config)
+    return LLAMACPP if kind == "llamacpp" else KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
@@ -239,6 +244,8 @@ def _kind(config: EngineConfig) -> str:
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
 
 
-def load(config: EngineConfig) -> UrlEngine:
+def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine:
     kind = _kind(config)
+    if kind == "llamacpp":
+        return LlamaCppEngine(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)

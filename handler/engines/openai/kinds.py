@@ -167,4 +167,7 @@ KINDS = {
     ),
     "sglang": ServerKind("sglang", SGLANG, generate),
 }
-"""Maps each value of option.base_url_kind to its kind."""
+"""Maps each value of option.base_url_kind to its kind, except llamacpp."""
+
+OWNERS: Mapping[str, str] = {**{name: kind.owner for name, kind in KINDS.items()}, "llamacpp": "llamacpp"}
+"""Maps each value of option.base_url_kind to the prefix of `owned_by` in the server's models."""

@@ -10,7 +10,7 @@ from handler.http.sockets.exchange import UnchangedEventSender
 from handler.http.sockets.lanes import lane_name
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import ReaderFactory, SocketSession, object_in
+from handler.http.sockets.session import ReaderFactory, SocketSession, decode_object
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
 """Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
@@ -48,7 +48,7 @@ class RouteReader:
 
 def _lane_of(message: bytes) -> tuple[str, bytes]:
     """Return the name of a message's lane, or "", and the message without it."""
-    value = object_in(message)
+    value = decode_object(message)
     name = lane_name(value)
     return name, dumps_decoded(value) if name else message
 

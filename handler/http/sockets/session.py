@@ -21,7 +21,6 @@ from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
-from handler.serving.request.stages import PARSE_INLINE
 
 _MAX_WAITING = 256  # maximum number of messages of a WebSocket that wait for earlier ones
 
@@ -185,13 +184,11 @@ class SocketSession:
         Raises:
             InvalidPayload: the message is not a JSON object.
         """
-        return await self.call(len(message), functools.partial(object_in, message))
+        return await self.call(len(message), functools.partial(decode_object, message))
 
     async def call(self, size: int, use: Callable[[], T]) -> T:
         """Call a function that processes `size` bytes. Large inputs are processed on a thread."""
-        if size < PARSE_INLINE:
-            return use()
-        return await self.model.admission.run(size, use, self.owner)
+        return await self.model.admission.process(size, use, self.owner)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -243,7 +240,12 @@ def refuse(socket: Socket, error: ServingError) -> None:
         socket.send_text(dumps(refusal_event(error)))
 
 
-def object_in(message: bytes) -> dict[str, Any]:
+def decode_object(message: bytes) -> dict[str, Any]:
+    """Return the JSON object in a message.
+
+    Raises:
+        InvalidPayload: the message is not a JSON object.
+    """
     value = decode(message, unique_keys=False)
     if not isinstance(value, dict):
         raise InvalidPayload("the message must be a JSON object")

@@ -131,7 +131,7 @@ function render(path, method, item) {
   const badge = el("span", { className: `method ${method}` }, method.toUpperCase());
   const panel = el("details", { className: "panel operation", id: operation.operationId },
     el("summary", {}, badge, el("code", {}, path), el("span", {}, operation.summary)));
-  panel.dataset.words = words(path, method, operation);
+  panel.dataset.words = words(path, method, item);
   panel.addEventListener("toggle", () => {
     if (!panel.open || panel.childElementCount > 1) return; // it is created when the panel is first opened
     const request = shapes(Object.values(operation.requestBody?.content ?? {})[0]?.schema);
@@ -176,10 +176,13 @@ async function load() {
   search();
 }
 
-/** The text that a search for a route covers: its path, summary and group, and the fields of its body. */
-function words(path, method, operation) {
+/** The text that a search for a route covers: its path, summary and group, its parameters and the fields of its body. */
+function words(path, method, item) {
+  const operation = item[method];
+  const parameters = [...(item.parameters ?? []), ...(operation.parameters ?? [])].map(({ name }) => name);
   const body = operation.requestBody?.content["application/json"]?.schema;
-  const names = (body?.anyOf ?? (body ? [body] : [])).flatMap((shape) => Object.keys(resolve(shape).properties ?? {}));
+  const inBody = (body?.anyOf ?? (body ? [body] : [])).flatMap((shape) => Object.keys(resolve(shape).properties ?? {}));
+  const names = [...parameters, ...inBody];
   return [method, path, operation.summary, operation.description ?? "", ...operation.tags, ...names].join(" ").toLowerCase();
 }
 

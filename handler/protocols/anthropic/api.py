@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypedDict
@@ -77,26 +77,6 @@ class AnthropicCount(TypedDict):
 
     input_tokens: Count
     context_management: NotRequired[AnthropicOriginal]
-
-
-class AnthropicModel(TypedDict):
-    """A model or an adapter."""
-
-    type: Literal["model"]
-    id: str
-    display_name: str
-    created_at: str
-    lifecycle: Literal["active"]
-    max_input_tokens: Count | None
-
-
-class AnthropicModels(TypedDict):
-    """A page of models, with the ids of its first and last model. The next page begins after `last_id`."""
-
-    data: list[AnthropicModel]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------
@@ -359,69 +339,9 @@ VERSION_HEADER = "anthropic-version"
 _LIMIT, _MOST = 20, 1000
 
 
-def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
-    """Describe a model.
-
-    Args:
-        created: the time of creation, in seconds since 1970.
-        max_tokens: the maximum number of tokens in a request, or None if it is not known yet.
-    """
-    return {
-        "type": "model",
-        "id": id,
-        "display_name": id,
-        "created_at": rfc3339(created),
-        "lifecycle": "active",
-        "max_input_tokens": max_tokens,
-    }
-
-
 def rfc3339(seconds: float) -> str:
     """Return a time, in whole seconds since 1970, as Anthropic writes times."""
     return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-LIFECYCLES = ("active", "deprecated", "retired")
-
-
-def in_lifecycles(models: Sequence[AnthropicModel], lifecycles: Sequence[str]) -> Sequence[AnthropicModel]:
-    """Return the models in the given stages of their lifecycle, or all models if no stage is given.
-
-    Raises:
-        InvalidParameter: a stage is unknown.
-    """
-    for lifecycle in lifecycles:
-        if lifecycle not in LIFECYCLES:
-            raise InvalidParameter(f"lifecycle={show(lifecycle)}: must be one of {', '.join(LIFECYCLES)}")
-    return [model for model in models if model["lifecycle"] in lifecycles] if lifecycles else models
-
-
-def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> AnthropicModels:
-    """Return a page of the models.
-
-    Args:
-        query: the query parameters `limit`, and `after_id` (the page starts after this model) or `before_id` (the page
-            ends before this model).
-
-    Raises:
-        InvalidParameter: one of these parameters is invalid.
-    """
-    limit, ids = read_limit(query), [model["id"] for model in models]
-    if "before_id" in query:
-        end = _index(ids, "before_id", query)
-        first = max(0, end - limit)
-        has_more = first > 0
-    else:
-        first = _index(ids, "after_id", query) + 1 if "after_id" in query else 0
-        end = first + limit
-        has_more = end < len(ids)
-    data = list(models[first:end])
-    return {
-        "data": data,
-        "has_more": has_more,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-    }
 
 
 def read_limit(query: Mapping[str, str]) -> int:
@@ -434,9 +354,3 @@ def read_limit(query: Mapping[str, str]) -> int:
     if not (is_digits(text) and len(text) < 5 and 1 <= int(text) <= _MOST):
         raise InvalidParameter(f"limit={show(text)}: must be an integer from 1 to {_MOST}")
     return int(text)
-
-
-def _index(ids: Sequence[str], name: str, query: Mapping[str, str]) -> int:
-    if query[name] not in ids:
-        raise InvalidParameter(f"{name}={show(query[name])}: there is no such model")
-    return ids.index(query[name])

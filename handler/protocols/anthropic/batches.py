@@ -109,7 +109,7 @@ class RequestSplitter:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes that are held."""
+        """The number of bytes that are held."""
         return len(self._skeleton) + len(self._request)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -246,7 +246,7 @@ class RequestReader:
             raise InvalidPayload(f"{at}.{unknown[:100]}: must be within 'params', or be omitted")
         digest = blake2b(id.encode(), digest_size=16).digest()
         if digest in self._seen:
-            raise InvalidPayload(f"{at}.custom_id: {id[:64]!r} is the custom_id of another request too")
+            raise InvalidPayload(f"{at}.custom_id: {id[:64]!r} is also the custom_id of another request")
         self._seen.add(digest)
         return dumps_decoded({"custom_id": id, "method": "POST", "url": ENDPOINT, "body": params}) + b"\n"
 

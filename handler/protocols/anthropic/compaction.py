@@ -31,7 +31,7 @@ from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.summary import Summarizing, SummaryReader, text_of
 from handler.protocols.kernel.readers import only
-from handler.protocols.kernel.reply import TokenEncoder
+from handler.protocols.kernel.reply import Reply, TokenEncoder
 
 COMPACTION = "compaction"
 
@@ -279,7 +279,20 @@ def _iteration(kind: Any, counts: AnthropicUsage) -> AnthropicIteration:
     }
 
 
-class CompactingMessageStream(MessageStream):
+class _Compacting(Reply):
+    """Base class of messages that begin with a summary if their prompt has become too long."""
+
+    _pass: _Pass
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        if not self._pass.start(index, num_prompt_tokens):
+            super().start(index, num_prompt_tokens)
+
+    def token_encoder(self) -> TokenEncoder | None:
+        return super().token_encoder() if self._pass.reader is None else None
+
+
+class CompactingMessageStream(_Compacting, MessageStream):
     """Streams a message that begins with a summary if its prompt has become too long.
 
     Args:
@@ -291,13 +304,6 @@ class CompactingMessageStream(MessageStream):
         self._pass = _Pass(summarizing, settings)
         self._pauses = pauses
         self._paused = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        if not self._pass.start(index, num_prompt_tokens):
-            super().start(index, num_prompt_tokens)
-
-    def token_encoder(self) -> TokenEncoder | None:
-        return super().token_encoder() if self._pass.reader is None else None
 
     def feed(self, index: int, delta: Delta) -> bytes:
         reader = self._pass.reader
@@ -320,7 +326,7 @@ class CompactingMessageStream(MessageStream):
         return self._pass.added_to(super()._counts(), paused=self._paused)
 
 
-class CompactingMessageDocument(MessageDocument):
+class CompactingMessageDocument(_Compacting, MessageDocument):
     """A message that begins with a summary if its prompt has become too long, not as a stream.
 
     Args:
@@ -331,13 +337,6 @@ class CompactingMessageDocument(MessageDocument):
         super().__init__(settings)
         self._pass = _Pass(summarizing, settings)
         self._pauses = pauses
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        if not self._pass.start(index, num_prompt_tokens):
-            super().start(index, num_prompt_tokens)
-
-    def token_encoder(self) -> TokenEncoder | None:
-        return super().token_encoder() if self._pass.reader is None else None
 
     def feed(self, index: int, delta: Delta) -> bytes:
         reader = self._pass.reader

@@ -82,13 +82,14 @@ class ClearToolUses(NamedTuple):
 
         The result is empty if clearing depends on a number of calls that is not reached.
         """
-        names = {block["id"]: block["name"] for block in _blocks(messages, "tool_use")}
-        if self.counts_uses and sum(1 for _ in _blocks(messages, "tool_use")) <= self.trigger:
+        uses = [*_blocks(messages, "tool_use")]
+        if self.counts_uses and len(uses) <= self.trigger:
             return {}
+        names = {block["id"]: block["name"] for block in uses}
         results = [*_blocks(messages, "tool_result")]
-        old, kept = results[: len(results) - self.keep], results[max(0, len(results) - self.keep) :]
-        recent = {block["tool_use_id"] for block in kept} | {block["tool_use_id"] for block in old if _loads(block)}
-        ids = [block["tool_use_id"] for block in old if block["tool_use_id"] not in recent]
+        num_old = max(0, len(results) - self.keep)
+        kept = {block["tool_use_id"] for block in [*results[num_old:], *filter(_loads, results)]}
+        ids = [block["tool_use_id"] for block in results[:num_old] if block["tool_use_id"] not in kept]
         return {id: names[id] for id in ids if names[id] not in self.excluded}
 
     def clear(self, messages: Sequence[Mapping[str, Any]], ids: Mapping[str, str]) -> list[Mapping[str, Any]]:
@@ -201,32 +202,47 @@ class ContextEdits:
         Raises:
             PromptTooLong: the prompt is too long to be tokenized, even after the edits.
         """
-        prompt, num_tokens, error = None, 0, None
+        prompt: Prompt | None = None
+        too_long: PromptTooLong | None = None
         try:
             prompt = render(request)
             num_tokens = len(prompt.ids)
-        except PromptTooLong as too_long:
-            num_tokens, error = too_long.num_prompt, too_long
+        except PromptTooLong as error:
+            num_tokens, too_long = error.num_prompt, error
         self.applied, self.num_original = [], num_tokens
         self.edited = EditedMessages(self._messages)
         for edit in self._edits:
-            edited = self._edited(edit, self.edited, num_tokens)
-            if edited is None:
-                continue
-            changed, applied = edited
-            built = self._build(changed)
-            shorter = request._replace(messages=built.messages, media=built.media)
-            after = render(shorter)
-            removed = num_tokens - len(after.ids)
-            if isinstance(edit, ClearToolUses) and removed < max(1, edit.at_least):
-                continue
-            applied["cleared_input_tokens"] = max(0, removed)
-            self.applied.append(applied)
-            self.edited, request, prompt, num_tokens = changed, shorter, after, len(after.ids)
+            shorter = self._shorten(edit, request, num_tokens, render)
+            if shorter is not None:
+                request, prompt = shorter
+                num_tokens = len(prompt.ids)
         if prompt is None:
-            assert error is not None, "the prompt was not rendered"
-            raise error
+            assert too_long is not None, "the prompt was not rendered"
+            raise too_long
         return (request, prompt) if self.summarizing is None else self.summarizing.shorten(request, prompt, render)
+
+    def _shorten(
+        self, edit: Clearing, request: Request, num_tokens: int, render: Callable[[Request], Prompt]
+    ) -> tuple[Request, Prompt] | None:
+        """Apply an edit. Return the request and its prompt, or None if the edit is not due or removes too little.
+
+        Args:
+            num_tokens: the number of prompt tokens before the edit.
+        """
+        due = self._edited(edit, self.edited, num_tokens)
+        if due is None:
+            return None
+        edited, applied = due
+        built = self._build(edited)
+        request = request._replace(messages=built.messages, media=built.media)
+        prompt = render(request)
+        num_removed = num_tokens - len(prompt.ids)
+        if isinstance(edit, ClearToolUses) and num_removed < max(1, edit.at_least):
+            return None
+        applied["cleared_input_tokens"] = max(0, num_removed)
+        self.applied.append(applied)
+        self.edited = edited
+        return request, prompt
 
     def _num_cleared(self, edit: ClearThinking) -> int:
         return 0 if edit.keep is None else max(0, self._num_reasoning - edit.keep)
@@ -294,12 +310,12 @@ def _clear_tool_uses(edit: Mapping[str, Any]) -> ClearToolUses:
     at_least = _quantity(edit, "clear_at_least", 0, "input_tokens") or ("", default.at_least)
     inputs = edit.get("clear_tool_inputs")
     return ClearToolUses(
-        trigger[0] == "tool_uses",
-        trigger[1],
-        keep[1],
-        at_least[1],
-        _names(edit, "exclude_tools") if edit.get("exclude_tools") is not None else frozenset(),
-        inputs is True if isinstance(inputs, bool | None) else _names(edit, "clear_tool_inputs"),
+        counts_uses=trigger[0] == "tool_uses",
+        trigger=trigger[1],
+        keep=keep[1],
+        at_least=at_least[1],
+        excluded=_names(edit, "exclude_tools") if edit.get("exclude_tools") is not None else frozenset(),
+        inputs=inputs is True if isinstance(inputs, bool | None) else _names(edit, "clear_tool_inputs"),
     )
 
 
@@ -330,7 +346,7 @@ def _compact(edit: Mapping[str, Any]) -> Compact:
     pauses = edit.get("pause_after_compaction")
     if not isinstance(pauses, bool | None):
         raise ValueError(f"{NamedValue('pause_after_compaction', pauses)}: must be true or false")
-    return Compact(trigger[1], read_instructions(edit), pauses is True)
+    return Compact(trigger=trigger[1], instructions=read_instructions(edit), pauses=pauses is True)
 
 
 def read_instructions(value: Mapping[str, Any]) -> str:
@@ -346,3 +362,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Edit]] = {
     _TOOL_USES: _clear_tool_uses,
     _COMPACT: _compact,
 }
+
+EDITS = (*_READERS,)
+"""The types of the edits."""

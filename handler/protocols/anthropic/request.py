@@ -38,7 +38,9 @@ from handler.protocols.anthropic.compaction import (
 )
 from handler.protocols.anthropic.edits import (
     CONTEXT_MANAGEMENT,
+    Compact,
     ContextEdits,
+    Edit,
     EditedMessages,
     read_edits,
 )
@@ -239,13 +241,14 @@ class MessagesReader(TurnsReader):
         changes: what the messages say about the tools that the model may call, in the order of the messages.
         effort: the effort that the messages set for the response, or None if they set none.
         signer: the signer of summaries.
+        last_summary: the last summary in the messages, or "" if there is none.
     """
 
     def __init__(self, context: ServerContext, owner: str) -> None:
         super().__init__(context)
         self.signer = Signer(context.sealer, owner)
         self._num_instructions = 0  # messages of the chat that no summary stands for
-        self._has_summary = False
+        self.last_summary = ""
         self.continues = False
         self.changes: list[ToolChange] = []
         self.effort: str | None = None
@@ -308,7 +311,7 @@ class MessagesReader(TurnsReader):
                 self._read_content(message["role"], message.get("content"), f"{at}.content")
             if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
                 changing[index] = self.changes[-1].at
-        if self._has_summary:
+        if self.last_summary:
             check_signed(conversation, paths)
         check_positions([message["role"] for message in conversation], changing)
         self.effort = effort_of_messages(conversation)
@@ -354,7 +357,7 @@ class MessagesReader(TurnsReader):
         summary = read_summary(block, at, self.signer)
         if summary is None:
             return add_to_turn(self.chat, role)
-        self._has_summary = True
+        self.last_summary = summary
         del self.chat[self._num_instructions :]
         add_to_turn(self.chat, "user", content=BEFORE + summary)
 
@@ -608,61 +611,35 @@ class AnthropicMessages(OpenAiDialect):
         reader = MessagesReader(context, request_context.owner)
         reader.read(body, request_context.recalled.history)
         edits = NamedValue("context_management", body.get("context_management")).optional(read_edits)
-        arguments, unheeded = thinking.template_arguments(context)
-        kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
-        tools = read_tools(body.get("tools"), reader.changes)
-        choice = NamedValue("tool_choice", body.get("tool_choice"))
-        called = choice.optional(partial(read_choice, tools=tools)) or {}
-        called["tools"] = tools.shown()
-        fields = {
-            **{name: body[name] for name in _SAME if name in body},
-            "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,
-            "reasoning_effort": reader.effort or read_effort(body),
-            "continue_final_message": reader.continues,
-            "thinking_token_budget": thinking.token_budget(context),
-        }
-        ignored = self.unknown(body, context, *reader.unknown, *unheeded, *unheeded_budget(body))
+        translator = _Translator(body, thinking, reader, context, request_context)
+        ignored = self.unknown(body, context, *reader.unknown, *translator.unheeded, *unheeded_budget(body))
         keeping = make_keeping(sent_body, request_context.keeper) if self.computes else None
-        translate = partial(_CHAT.translate, body, context=context, request_context=request_context)
-        if summarizes:
-            fields, called = {**fields, **_UNSHAPED}, {**called, "tool_choice": "none"}
-        chat = translate(fields, reader.conversation(), called)
+        chat = (translator.summary if summarizes else translator.chat)(reader.conversation())
         ignored += [*map(in_anthropic_words, chat.ignored), *self.no_effect(body)]
         chat = chat._replace(ignored=ignored)
         if summarizes:
-            chat = chat._replace(request=of_bounded_length(unshaped(chat.request)))
             return self._respond(chat, thinking, keeping, signer=reader.signer)
         if edits is None:
             return self._respond(chat, thinking, keeping)
-        history = request_context.recalled.history
-        read_again = partial(_read_again, body, context=context, owner=request_context.owner)
-
-        def build(edited: EditedMessages) -> Request:
-            return translate(fields, read_again(edited, len(history)), called).request
-
-        context_edits = ContextEdits(edits, [*history, *body["messages"]], reader.num_reasoning, build)
-        if (compact := context_edits.compact) is not None and self.computes:
-            if body["max_tokens"] == 0:
-                raise InvalidPayload("max_tokens=0: there is no response that a summary could precede")
-
-            def ask() -> SummaryRequest:
-                edited = context_edits.edited
-                extended = edited._replace(messages=[*edited.messages, _user(compact.instructions or PROMPT)])
-                conversation, more = read_again(extended, len(history)), {**called, "tool_choice": "none"}
-                summary = translate({**fields, **_UNSHAPED, "max_tokens": None}, conversation, more)
-                return SummaryRequest(of_bounded_length(unshaped(summary.request)), summary.format.form)
-
-            def go_on(summary: str) -> Request:
-                block = {"type": COMPACTION, "content": summary}
-                conversation = read_again(EditedMessages([{"role": "user", "content": [block]}]), 0)
-                return translate(fields, conversation, called).request
-
-            context_edits.summarizing = Summarizing(
-                compact.threshold(context.most_tokens()), context.most_tokens, ask, go_on
-            )
+        context_edits = self._context_edits(edits, translator, reader)
         if context_edits.needed:
             chat = chat._replace(request=chat.request._replace(edit=context_edits.edit))
         return self._respond(chat, thinking, keeping, context_edits)
+
+    def _context_edits(self, edits: Sequence[Edit], translator: _Translator, reader: MessagesReader) -> ContextEdits:
+        """Return the edits of a request.
+
+        Raises:
+            InvalidPayload: there is no response that a summary could precede.
+        """
+        context_edits = ContextEdits(edits, translator.messages, reader.num_reasoning, translator.edited_request)
+        if context_edits.compact is not None and self.computes:
+            if translator.body["max_tokens"] == 0:
+                raise InvalidPayload("max_tokens=0: there is no response that a summary could precede")
+            context_edits.summarizing = _summarizing(
+                context_edits, context_edits.compact, translator, reader.last_summary
+            )
+        return context_edits
 
     def _respond(
         self,
@@ -761,15 +738,102 @@ class AnthropicCountTokens(AnthropicMessages):
         return counted(chat, self.errors, document)
 
 
-def _read_again(
-    body: Mapping[str, Any], edited: EditedMessages, num_before: int, *, context: ServerContext, owner: str
-) -> ChatMessages:
-    """Return the chat of an edited conversation, whose first `num_before` messages are earlier ones of the thread."""
-    reader = MessagesReader(context, owner)
-    reader.read({**body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])
-    if edited.num_reasoning is not None:
-        reader.clear_thinking(edited.num_reasoning)
-    return reader.conversation()
+class _Translator:
+    """Translates the conversation of one request, as it is or edited, to a chat.
+
+    Args:
+        reader: reader that has read the messages of the body.
+
+    Attributes:
+        body: the body, with the fields that its thread repeats.
+        unheeded: names of the fields of `thinking` that have no effect.
+
+    Raises:
+        InvalidParameter: a field besides the messages is invalid.
+    """
+
+    def __init__(
+        self,
+        body: Mapping[str, Any],
+        thinking: Thinking,
+        reader: MessagesReader,
+        context: ServerContext,
+        request_context: RequestContext,
+    ) -> None:
+        self.body = body
+        self.context = context
+        self._request_context = request_context
+        arguments, self.unheeded = thinking.template_arguments(context)
+        kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
+        tools = read_tools(body.get("tools"), reader.changes)
+        choice = NamedValue("tool_choice", body.get("tool_choice")).optional(partial(read_choice, tools=tools)) or {}
+        self._tool_fields: Mapping[str, Any] = {**choice, "tools": tools.shown()}
+        self._fields: Mapping[str, Any] = {
+            **{name: body[name] for name in _SAME if name in body},
+            "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,
+            "reasoning_effort": reader.effort or read_effort(body),
+            "continue_final_message": reader.continues,
+            "thinking_token_budget": thinking.token_budget(context),
+        }
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """The messages of the conversation. Those of earlier requests of its thread come first."""
+        return [*self._request_context.recalled.history, *self.body["messages"]]
+
+    def chat(self, messages: ChatMessages) -> ParsedChat:
+        """Return the chat for a response to messages."""
+        return self._translate(self._fields, messages, self._tool_fields)
+
+    def summary(self, messages: ChatMessages, **fields: Any) -> ParsedChat:
+        """Return the chat for a summary. The last message asks for it.
+
+        Args:
+            fields: fields of the chat in place of those of the body.
+        """
+        tool_fields = {**self._tool_fields, "tool_choice": "none"}
+        chat = self._translate({**self._fields, **_UNSHAPED, **fields}, messages, tool_fields)
+        return chat._replace(request=of_bounded_length(unshaped(chat.request)))
+
+    def _translate(
+        self, fields: Mapping[str, Any], messages: ChatMessages, tool_fields: Mapping[str, Any]
+    ) -> ParsedChat:
+        return _CHAT.translate(self.body, fields, messages, tool_fields, self.context, self._request_context)
+
+    def edited_request(self, edited: EditedMessages) -> Request:
+        """Return the request for a response to an edited conversation."""
+        return self.chat(self.read(edited)).request
+
+    def request_after(self, summary: str) -> Request:
+        """Return the request for a response to a summary, which replaces the conversation."""
+        block = {"type": COMPACTION, "content": summary}
+        edited = EditedMessages([{"role": "user", "content": [block]}])
+        return self.chat(self._read(edited, 0)).request
+
+    def read(self, edited: EditedMessages) -> ChatMessages:
+        """Read an edited conversation. No edit removes messages."""
+        return self._read(edited, len(self._request_context.recalled.history))
+
+    def _read(self, edited: EditedMessages, num_before: int) -> ChatMessages:
+        """Read an edited conversation, whose first `num_before` messages are earlier ones of its thread."""
+        reader = MessagesReader(self.context, self._request_context.owner)
+        reader.read({**self.body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])
+        if edited.num_reasoning is not None:
+            reader.clear_thinking(edited.num_reasoning)
+        return reader.conversation()
+
+
+def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator, last_summary: str) -> Summarizing:
+    """Return what has the edited conversation summarized if it is still too long."""
+
+    def ask() -> SummaryRequest:
+        question = _user(compact.instructions or PROMPT)
+        edited = edits.edited._replace(messages=[*edits.edited.messages, question])
+        summary = translator.summary(translator.read(edited), max_tokens=None)
+        return SummaryRequest(summary.request, summary.format.form)
+
+    length = translator.context.most_tokens
+    return Summarizing(compact.threshold(length()), length, ask, translator.request_after, last_summary)
 
 
 class _Chat(OpenAiChat):

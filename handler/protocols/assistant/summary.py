@@ -29,6 +29,11 @@ _MAX_TOKENS = 8192
 _MIN_ROOM = 128
 """The number of tokens that must remain in the context when a prompt has become too long. The summary takes half."""
 
+_GROWTH, _RESERVE = 0.25, 2 * _MIN_ROOM
+"""The growth of a prompt since its last summary that is enough for another one, as a share of what that summary left.
+The half of the room in the context is enough too, less the reserve for the request for a summary, in tokens.
+"""
+
 _UNSHAPED: Mapping[str, Any] = {
     "structured_output": None, "min_new_tokens": 0, "stop": (), "stop_token_ids": (), "allowed_token_ids": (),
     "ignore_eos": False, "n": 1, "best_of": 1,
@@ -123,6 +128,7 @@ class Summarizing:
         context_length: returns the maximum number of tokens in a prompt and its response, or None while it is unknown.
         ask: returns the request for the summary.
         go_on: returns the request with the summary in place of the conversation.
+        last: the last summary in the conversation, or "" if there is none.
 
     Attributes:
         due: whether the engine writes a summary first. It is known once the prompt has been rendered.
@@ -136,11 +142,13 @@ class Summarizing:
         context_length: Callable[[], int | None],
         ask: Callable[[], SummaryRequest],
         go_on: Callable[[str], Request],
+        last: str = "",
     ) -> None:
         self._threshold = threshold
         self._context_length = context_length
         self._ask = ask
         self._go_on = go_on
+        self._last = last
         self._request: Request | None = None
         self._form = ResponseForm()
         self.summary = ""
@@ -160,7 +168,7 @@ class Summarizing:
 
     def shorten(self, request: Request, prompt: Prompt, render: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
         """Do the same as `edit` for a prompt that has been rendered."""
-        if len(prompt.ids) <= self._threshold:
+        if len(prompt.ids) <= self._threshold or not self._has_grown(request, len(prompt.ids), render):
             return request, prompt
         other, self._form = self._ask()
         first = _instead_of(request, other)
@@ -175,6 +183,21 @@ class Summarizing:
         self._request = request
         return first, prompt
 
+    def _has_grown(self, request: Request, num_tokens: int, render: Callable[[Request], Prompt]) -> bool:
+        """Return whether another summary would make the prompt shorter by enough.
+
+        What no summary replaces may exceed the threshold, so that every prompt does. Then a summary at each request
+        would cost much and change little.
+        """
+        if not self._last:
+            return True
+        shortest, limit = len(render(self._after(request, self._last)).ids), self._context_length()
+        growth = max(1, _GROWTH * shortest)
+        if limit is not None:
+            fits = num_tokens + request.num_needed <= limit
+            growth = max(1, min(growth, (limit - shortest) / 2 - _RESERVE)) if fits else 1
+        return num_tokens >= shortest + growth
+
     def reader(self) -> SummaryReader:
         return SummaryReader(self._form)
 
@@ -187,8 +210,12 @@ class Summarizing:
             return None
         if self.failed:
             return self._request._replace(edit=None)
-        after = self._go_on(self.summary)
-        return self._request._replace(messages=after.messages, media=after.media, edit=None, fill_context=True)
+        return self._after(self._request, self.summary)._replace(fill_context=True)
+
+    def _after(self, request: Request, summary: str) -> Request:
+        """Return a request with a summary in place of its conversation."""
+        after = self._go_on(summary)
+        return request._replace(messages=after.messages, media=after.media, edit=None)
 
 
 def _instead_of(request: Request, other: Request) -> Request:

@@ -32,7 +32,7 @@ def read_options(value: Any) -> None:
         raise ValueError("must be an object")
     only(value, "completion_window", "continuation_id")
     if value.get("completion_window") not in (_WINDOW, None):
-        raise ValueError(f"'completion_window' must be {_WINDOW}: responses wait for nothing but the queue")
+        raise ValueError(f"'completion_window' must be {_WINDOW}, the only supported value")
     if value.get("continuation_id") is not None:
         string(value["continuation_id"])
 
@@ -43,6 +43,8 @@ def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:
     Raises:
         InvalidParameter: the field is invalid, or the client could not poll the response.
     """
+    if context.keeper is None:
+        return False
     field = NamedValue(BACKGROUND, body.get(BACKGROUND))
     if not field.optional(boolean):
         return False
@@ -106,7 +108,7 @@ class Events(NamedTuple):
 
 
 def split_events(data: bytes) -> Events:
-    """Split whole events."""
+    """Split data that consists of complete events."""
     events = [event + _END for event in data.split(_END)[:-1]]
     begins = any(event.startswith(_IN_PROGRESS) for event in events)
     return Events(events, begins, bool(events) and events[-1].startswith(_ENDS))

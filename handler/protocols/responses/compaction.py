@@ -7,7 +7,7 @@ Sources: OpenAI's guide "Compaction"; the types of its Python client, 3.57. Code
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, InvalidPayload
@@ -16,7 +16,7 @@ from handler.core.sealing import NOT_OPENED, Sealer
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
-from handler.protocols.assistant.summary import BEFORE, Summarizing, SummaryReader, default_threshold, text_of
+from handler.protocols.assistant.summary import Summarizing, SummaryReader, default_threshold, text_of
 from handler.protocols.kernel.readers import integer, only
 from handler.protocols.kernel.reply import TokenEncoder
 from handler.protocols.responses.api import CompactedResponse, CompactionItem, OpenAiResponse
@@ -52,8 +52,8 @@ class Summaries(NamedTuple):
         value = dumps({"text": text, "created_at": int(time.time())})
         return {"id": id, "type": "compaction", "encrypted_content": self.sealer.seal(value, self.owner)}
 
-    def message(self, item: Mapping[str, Any], at: str) -> str:
-        """Return the message to the model that an item stands for.
+    def read(self, item: Mapping[str, Any], at: str) -> str:
+        """Return the summary in an item.
 
         Raises:
             InvalidPayload: another server wrote the item, or it was written for another API key.
@@ -65,18 +65,38 @@ class Summaries(NamedTuple):
             text: str = loads(self.sealer.open(content, self.owner))["text"]
         except (ValueError, TypeError):
             raise InvalidPayload(f"{at}.encrypted_content: {NOT_OPENED}; send the items that it stands for") from None
-        return BEFORE + text
+        return text
 
 
 def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items of a conversation that the model reads: of those before the last compaction, only the messages
-    of users, developers and the system.
+    """Return the items of a conversation that the model reads.
+
+    Of those before the last compaction, the model reads the messages of developers and the system, and the newest
+    messages of users, which no response separates. Earlier ones would add up until there is no room for a response.
 
     Args:
         items: each item with its path.
     """
     last = max((index for index, (_, item) in enumerate(items) if _type(item) == COMPACTION), default=0)
-    return [*[entry for entry in items[:last] if _stays(entry[1])], *items[last:]]
+    roles = [_role(item) for _, item in items[:last]]
+    newest = max((index for index, role in enumerate(roles) if role == "user"), default=last)
+    while newest and roles[newest - 1] != "assistant":
+        newest -= 1
+    before = zip(items, roles, strict=False)
+    stay = [
+        entry
+        for index, (entry, role) in enumerate(before)
+        if role != "assistant" and (role != "user" or index >= newest)
+    ]
+    return [*stay, *items[last:]]
+
+
+def has_replaceable(items: Iterable[Any]) -> bool:
+    """Return whether a summary would replace any item of a conversation that the model reads."""
+    read = after_compaction([("", item) for item in items])
+    *stay, _ = after_compaction([*read, ("", {"type": COMPACTION})])
+    num_other = sum(_type(item) in (COMPACTION, TRIGGER) for _, item in read)
+    return len(stay) + num_other < len(read)
 
 
 def _type(item: Any) -> Any:
@@ -84,8 +104,9 @@ def _type(item: Any) -> Any:
     return (item.get("type") or "message") if isinstance(item, dict) else None
 
 
-def _stays(item: Any) -> bool:
-    return bool(_type(item) == "message" and item.get("role") != "assistant")
+def _role(item: Any) -> Any:
+    """Return the role of a message. Items of other types are parts of responses, or follow them."""
+    return item.get("role") if _type(item) == "message" else "assistant"
 
 
 def read_threshold(value: Any, context_length: int | None) -> int | None:

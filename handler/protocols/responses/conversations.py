@@ -116,10 +116,10 @@ def read_items(
     try:
         reader.check(items)
     except (InvalidParameter, InvalidPayload) as error:
-        raise type(error)(_in_words(error.message)) from None
+        raise type(error)(_in_conversation_words(error.message)) from None
     check_ids(items, "items")
     names = [name for name in body if name not in ("items", "metadata")]
-    ignored = report_unknown([*names, *map(_in_words, reader.unknown)], body, context)
+    ignored = report_unknown([*names, *map(_in_conversation_words, reader.unknown)], body, context)
     return NewItems(with_ids(items), ignored)
 
 
@@ -159,5 +159,6 @@ def deleted_conversation(id: str) -> DeletedConversation:
     return {"id": id, "object": "conversation.deleted", "deleted": True}
 
 
-def _in_words(text: str) -> str:
+def _in_conversation_words(text: str) -> str:
+    """Return an error message or a field name with the name of the field here."""
     return text.replace("input[]", "items[]")

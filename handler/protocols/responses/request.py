@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
-from handler.protocols.assistant.summary import PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -79,6 +79,7 @@ from handler.protocols.responses.compaction import (
     CompactionStream,
     Summaries,
     after_compaction,
+    has_replaceable,
     read_threshold,
 )
 from handler.protocols.responses.response import (
@@ -235,6 +236,7 @@ class InputReader(TurnsReader):
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
+        last_summary: the last summary in the conversation, or "" if there is none.
 
     Args:
         calls: the types of calls that come before the items, by their ids, the latest last.
@@ -249,6 +251,7 @@ class InputReader(TurnsReader):
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
         self.compacts = False
+        self.last_summary = ""
         self._calls = {**calls}
 
     def read(self, body: Mapping[str, Any]) -> None:
@@ -268,14 +271,10 @@ class InputReader(TurnsReader):
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         field = "previous_response_id" if body.get("conversation") is None else "conversation"
-        stored = [
-            (f"{field}: item {index}", item) for index, item in enumerate(self.history) if item["type"] != TRIGGER
-        ]
+        stored = [(f"{field}: item {index}", item) for index, item in enumerate(self.history) if not _is_skipped(item)]
         sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
         for at, item in after_compaction([*stored, *sent]):
-            is_call = at.startswith(field) and item["type"] in ("function_call", "custom_tool_call")
-            if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
-                self._item(item, at)
+            self._item(item, at)
         self._add_shown()
         if not self.chat:
             raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
@@ -327,7 +326,8 @@ class InputReader(TurnsReader):
         elif kind == "agent_message":
             self._agent_message(item, at)
         elif kind == COMPACTION:
-            add_to_turn(self.chat, "user", content=self.summaries.message(item, at))
+            self.last_summary = self.summaries.read(item, at)
+            add_to_turn(self.chat, "user", content=BEFORE + self.last_summary)
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
@@ -335,6 +335,11 @@ class InputReader(TurnsReader):
     def history(self) -> Sequence[Any]:
         """The stored items before those of `input`."""
         return self._request_context.recalled.history
+
+    @property
+    def may_compact(self) -> bool:
+        """Whether a summary could replace items of the conversation before the response."""
+        return not self.compacts and has_replaceable([*self.history, *self.items])
 
     def user_messages(self) -> list[Any]:
         """Return the items of the conversation that are messages of users."""
@@ -418,6 +423,13 @@ class InputReader(TurnsReader):
         value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
         self._calls[id] = item["type"]
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+def _is_skipped(item: Mapping[str, Any]) -> bool:
+    """Return whether a stored item is no part of the prompt: a request for a summary, or a call that was cut off."""
+    if item["type"] in ("function_call", "custom_tool_call"):
+        return bool(item.get("status") == "incomplete")
+    return bool(item["type"] == TRIGGER)
 
 
 def _user_message(text: str) -> dict[str, Any]:
@@ -831,6 +843,9 @@ class OpenAiResponses(OpenAiDialect):
     name = "openai_responses"
     needed = "a JSON object with 'input'"
     table, fields, harmless = TABLE, FIELDS, NO_EFFECT
+    appends = True
+    """Whether a response is appended to its conversation."""
+
     description = Description(
         title="OpenAI responses",
         request="OpenAiResponsesRequest",
@@ -842,81 +857,38 @@ class OpenAiResponses(OpenAiDialect):
         streams=(SSE.content_type,),
     )
 
-    @property
-    def appends(self) -> bool:
-        """Whether a response is appended to its conversation."""
-        return self.computes
-
     def wanted(self, body: Any) -> Wanted | None:
         references = read_wanted(self._relax()(body), keeps=self.computes)
         return references if references is None or self.appends else references._replace(appends=False)
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
-        for name, name_here in _RENAMED.items():
-            if body.get(name) is not None:
-                raise InvalidParameter(f"{name}: is not supported: use {name_here}")
-        keeps, keeper = read_store(body, context, request_context) and self.computes, request_context.keeper
-        in_background = keeper is not None and self.computes and read_background(body, request_context)
-        reader, tools = InputReader(context, request_context), ToolsReader()
-        management = NamedValue("context_management", body.get("context_management"))
-        threshold = management.optional(partial(read_threshold, context_length=context.most_tokens()))
-        chat = self._chat(body, reader, tools, context, request_context)
-        ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
+        _check_names(body)
+        keeps = read_store(body, context, request_context) and self.computes
+        in_background = self.computes and read_background(body, request_context)
+        threshold = NamedValue("context_management", body.get("context_management")).optional(
+            partial(read_threshold, context_length=context.most_tokens())
+        )
+        translated = _translate(body, context, request_context)
+        ignored = self.unknown(body, context, *translated.input.unknown, *translated.tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps, background=in_background)
-            if keeper and conversation_in(body):
+            if request_context.keeper and conversation_in(body):
                 head["conversation"] = ConversationName(id=conversation_in(body))
-            keeping = self._keeping(body, head, reader, keeper, stores=keeps or in_background)
-            if _UNHEEDED in chat.ignored:
-                head["tools"] = [without_strict(tool) for tool in head["tools"]]
-                ignored += ["tools[].format"] if tools.formats else []
-            ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
-            chat = chat._replace(ignored=ignored)
+            keeping = self._keeping(head, translated.input, request_context.keeper, stores=keeps or in_background)
+            if _UNHEEDED in translated.chat.ignored:
+                head["tools"] = [*map(without_strict, head["tools"])]
+                ignored += ["tools[].format"] if translated.tools.formats else []
+            ignored += [*map(_in_responses_words, translated.chat.ignored), *self.no_effect(body)]
+            translated = translated._replace(chat=translated.chat._replace(ignored=ignored))
             summarizing = None
-            if threshold is not None and not reader.compacts and self.computes:
-                summarizing = self._summarizing(threshold, body, reader, context, request_context)
-                chat = chat._replace(request=chat.request._replace(edit=summarizing.edit))
-            return self._respond(chat, head, tools.origins, keeping, reader, summarizing)
-        except (InvalidParameter, InvalidPayload) as error:
-            raise type(error)(_in_responses_words(error.message)) from None
-
-    def _chat(
-        self,
-        body: Mapping[str, Any],
-        reader: InputReader,
-        tools: ToolsReader,
-        context: ServerContext,
-        request_context: RequestContext,
-    ) -> ParsedChat:
-        """Translate a body to a chat, with readers that have read nothing yet."""
-        effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
-        reader.read(body)
-        tools.read(body.get("tools"))
-        choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
-        stored_fields = STORED_FIELDS if request_context.keeper else ()
-        fields = {
-            **{name: body[name] for name in _SAME if name in body and name not in stored_fields},
-            "reasoning_effort": effort,
-        }
-        tool_fields = {
-            "tools": tools.tools,
-            "tool_choice": choice,
-            "parallel_tool_calls": body.get("parallel_tool_calls"),
-        }
-        if reader.compacts:
-            fields["text"] = None  # a format of the client's is not that of the summary
-        try:
-            chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
-            if reader.compacts and body.get("max_output_tokens") is None:
-                chat = chat._replace(request=of_bounded_length(chat.request))
-            if tools.formats:
-                chat = chat._replace(request=tools.named(chat.request, choice))
-            return chat
+            if threshold is not None and self.computes and translated.input.may_compact:
+                summarizing = _summarizing(threshold, body, translated.input, context, request_context)
+            return self._respond(translated, head, keeping, summarizing)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_responses_words(error.message)) from None
 
     def _keeping(
-        self, body: Mapping[str, Any], head: ResponseHead, reader: InputReader, keeper: Keeper | None, *, stores: bool
+        self, head: ResponseHead, reader: InputReader, keeper: Keeper | None, *, stores: bool
     ) -> Keeping | None:
         """Return the object that stores the response or appends it to its conversation, or None."""
         appends = self.appends and "conversation" in head
@@ -926,46 +898,21 @@ class OpenAiResponses(OpenAiDialect):
             check_ids(reader.items, "input", reader.history)
         return make_keeping(keeper, head, reader.items, stores=stores)
 
-    def _summarizing(
-        self,
-        threshold: int,
-        body: Mapping[str, Any],
-        reader: InputReader,
-        context: ServerContext,
-        request_context: RequestContext,
-    ) -> Summarizing:
-        """Return what has the conversation summarized if its prompt exceeds a threshold."""
-
-        def chat(item: Mapping[str, Any], **more: Any) -> ParsedChat:
-            extended = {**body, "input": [*reader.items, item], **more}
-            return self._chat(extended, InputReader(context, request_context), ToolsReader(), context, request_context)
-
-        def ask() -> SummaryRequest:
-            asking = chat({"type": TRIGGER}, max_output_tokens=None)  # it limits the response after the summary
-            return SummaryRequest(unshaped(asking.request), asking.format.form)
-
-        def go_on(summary: str) -> Request:
-            return chat(reader.summaries.item("", summary)).request
-
-        return Summarizing(threshold, context.most_tokens, ask, go_on)
-
     def _respond(
         self,
-        chat: ParsedChat,
+        translated: _Translated,
         repeated: ResponseHead,
-        origins: Mapping[str, Origin],
         keeping: Keeping | None,
-        reader: InputReader,
         summarizing: Summarizing | None,
     ) -> ParsedRequest:
         """Return the parsed request with its reply.
 
         Args:
             repeated: the fields of the request that the response repeats.
-            origins: maps a tool's name in the prompt to its declaration.
             keeping: the object that stores the response, or None if it is not stored.
             summarizing: has a conversation summarized that has become too long, or None if this is not requested.
         """
+        chat, reader = translated.chat, translated.input
         head: ResponseStart = {
             "id": new_id("resp") if keeping is None else secret_id("resp"),
             "object": "response",
@@ -974,21 +921,22 @@ class OpenAiResponses(OpenAiDialect):
             **encode_head(repeated),
         }
         in_background = repeated["background"]
-        settings = ResponseSettings(head, chat.format.form, origins, None if in_background else keeping)
-        requests = (chat.request,)
+        settings = ResponseSettings(
+            head, chat.format.form, translated.tools.origins, None if in_background else keeping
+        )
+        requests = (chat.request if summarizing is None else chat.request._replace(edit=summarizing.edit),)
         if chat.framing is JSON and not in_background:
-            document = self._document(settings, reader, summarizing)
-            parsed, times = ParsedRequest(requests, document, self.errors, chat.ignored), 1
+            parsed = ParsedRequest(requests, self._document(settings, reader, summarizing), self.errors, chat.ignored)
+            times = 1
         else:
-            stream = _stream(settings, reader, summarizing)
-            parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
+            parsed = streaming(requests, _stream(settings, reader, summarizing), self.errors, chat.ignored)
+            times = NUM_STATES
         if in_background and keeping is not None:
-            limited = [request._replace(time_limit=math.inf) for request in requests]  # its host has a limit
-            response = detached(settings.response(), keeping, streams=chat.framing is not JSON)
-            parsed = parsed._replace(requests=limited, detached=response)
+            parsed = _detached(parsed, settings, keeping, streams=chat.framing is not JSON)
+        if summarizing is not None:
+            parsed = parsed._replace(follow_up=summarizing.follow_up)
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
-        keeps, follow_up = settings.keeping is not None, None if summarizing is None else summarizing.follow_up
-        return parsed._replace(keeps=keeps, num_repeated=repeated_size, follow_up=follow_up)
+        return parsed._replace(keeps=settings.keeping is not None, num_repeated=repeated_size)
 
     def _document(
         self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None
@@ -996,6 +944,88 @@ class OpenAiResponses(OpenAiDialect):
         if summarizing is not None:
             return CompactingDocument(settings, reader.summaries, summarizing)
         return CompactionDocument(settings, reader.summaries) if reader.compacts else ResponseDocument(settings)
+
+
+class _Translated(NamedTuple):
+    """A body that has been translated to a chat.
+
+    Attributes:
+        input: reader that has read the input.
+        tools: reader that has read the tools.
+    """
+
+    chat: ParsedChat
+    input: InputReader
+    tools: ToolsReader
+
+
+def _translate(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> _Translated:
+    """Translate a body to a chat."""
+    reader, tools = InputReader(context, request_context), ToolsReader()
+    effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
+    reader.read(body)
+    tools.read(body.get("tools"))
+    choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
+    same = _SAME.difference(STORED_FIELDS if request_context.keeper else ())
+    fields = {
+        **{name: body[name] for name in same if name in body},
+        "reasoning_effort": effort,
+    }
+    tool_fields = {
+        "tools": tools.tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": body.get("parallel_tool_calls"),
+    }
+    if reader.compacts:
+        fields["text"] = None  # a format of the client's is not that of the summary
+    try:
+        chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
+        if reader.compacts and body.get("max_output_tokens") is None:
+            chat = chat._replace(request=of_bounded_length(chat.request))
+        if tools.formats:
+            chat = chat._replace(request=tools.named(chat.request, choice))
+        return _Translated(chat, reader, tools)
+    except (InvalidParameter, InvalidPayload) as error:
+        raise type(error)(_in_responses_words(error.message)) from None
+
+
+def _check_names(body: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter if a body has the name of a chat's field instead of its own."""
+    for name, own in _RENAMED.items():
+        if body.get(name) is not None:
+            raise InvalidParameter(f"{name}: is not supported: use {own}")
+
+
+def _summarizing(
+    threshold: int,
+    body: Mapping[str, Any],
+    reader: InputReader,
+    context: ServerContext,
+    request_context: RequestContext,
+) -> Summarizing:
+    """Return what has the conversation summarized if its prompt exceeds a threshold.
+
+    Args:
+        reader: reader that has read the input of the body.
+    """
+
+    def chat(item: Mapping[str, Any], **fields: Any) -> ParsedChat:
+        return _translate({**body, "input": [*reader.items, item], **fields}, context, request_context).chat
+
+    def ask() -> SummaryRequest:
+        asking = chat({"type": TRIGGER}, max_output_tokens=None)  # it limits the response after the summary
+        return SummaryRequest(unshaped(asking.request), asking.format.form)
+
+    def go_on(summary: str) -> Request:
+        return chat(reader.summaries.item("", summary)).request
+
+    return Summarizing(threshold, context.most_tokens, ask, go_on, reader.last_summary)
+
+
+def _detached(parsed: ParsedRequest, settings: ResponseSettings, keeping: Keeping, *, streams: bool) -> ParsedRequest:
+    """Return a request whose response is generated in the background."""
+    requests = [request._replace(time_limit=math.inf) for request in parsed.requests]  # its host has a limit
+    return parsed._replace(requests=requests, detached=detached(settings.response(), keeping, streams=streams))
 
 
 def _stream(settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None) -> ResponseStream:
@@ -1008,7 +1038,7 @@ class ResponsesCount(OpenAiResponses):
     """The dialect of OpenAI's token counts. Fields that affect only a response are checked, but have no effect."""
 
     name = "openai_responses_count"
-    computes = False
+    computes = appends = False
     description = Description(
         title="OpenAI response token count",
         request="OpenAiResponsesCountRequest",
@@ -1020,15 +1050,15 @@ class ResponsesCount(OpenAiResponses):
 
     def _respond(
         self,
-        chat: ParsedChat,
+        translated: _Translated,
         repeated: ResponseHead,
-        origins: Mapping[str, Origin],
         keeping: Keeping | None,
-        reader: InputReader,
         summarizing: Summarizing | None,
     ) -> ParsedRequest:
         return counted(
-            chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
+            translated.chat,
+            self.errors,
+            lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number),
         )
 
 
@@ -1037,6 +1067,7 @@ class ResponsesCompaction(OpenAiResponses):
 
     name = "openai_responses_compact"
     needed = "a JSON object with 'input', 'previous_response_id' or both"
+    appends = False
     description = Description(
         title="OpenAI compaction",
         request="OpenAiCompactionRequest",
@@ -1045,10 +1076,6 @@ class ResponsesCompaction(OpenAiResponses):
         example={"model": "", "input": "Name the capital of France."},
         response=CompactedResponse,
     )
-
-    @property
-    def appends(self) -> bool:
-        return False
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         if body.get("stream"):

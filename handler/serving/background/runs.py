@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 from handler.config.config import Config
-from handler.core.errors import GenerationFailed, Overloaded, ServingError, Unavailable
+from handler.core.errors import GenerationFailed, Overloaded, ServingError, TooLarge, Unavailable
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.protocols.kernel.stored import Detached
 from handler.protocols.responses.background import failed_event, response_in, split_events, with_status
@@ -56,27 +56,36 @@ class EventLog:
     Attributes:
         pending: events that are not written yet.
         written: number of events that have been written.
+        size: bytes of the events in memory.
     """
 
     def __init__(self, events: Sequence[bytes]) -> None:
         self.pending: list[bytes] = []
         self.written = len(events)
+        self.size = sum(map(len, events))
         self._latest = deque(events)
-        self._size = sum(map(len, events))
+        self._latest_size = self.size
 
-    @property
-    def size(self) -> int:
-        """The bytes of the events in memory."""
-        return self._size + sum(map(len, self.pending))
+    def add(self, events: Sequence[bytes]) -> None:
+        """Add events that are not written yet."""
+        self.pending += events
+        self.size += sum(map(len, events))
+
+    def drop_pending(self) -> None:
+        """Forget the events that are not written yet."""
+        self.pending.clear()
+        self.size = self._latest_size
 
     def note_written(self, number: int) -> None:
         """Record that the first `number` pending events have been written, and forget the oldest ones."""
         written, self.pending = self.pending[:number], self.pending[number:]
         self.written += number
         self._latest.extend(written)
-        self._size += sum(map(len, written))
-        while self._size > _WINDOW and len(self._latest) > 1:
-            self._size -= len(self._latest.popleft())
+        self._latest_size += sum(map(len, written))
+        while self._latest_size > _WINDOW and len(self._latest) > 1:
+            size = len(self._latest.popleft())
+            self._latest_size -= size
+            self.size -= size
 
     def read(self, first: int) -> Sequence[bytes] | None:
         """Return the written events from a number on, or None if they are not in memory any more."""
@@ -108,6 +117,7 @@ class BackgroundRun:
         self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
         self._task, self._config, self._changed = task, config, changed
         self.in_store: InProgress | None = None
+        self._begins = False  # whether it is in progress, which is not written yet
         self._num_bytes = 0
         self._last: Sequence[bytes] = ()  # the final event, if there is one
 
@@ -148,11 +158,12 @@ class BackgroundRun:
         events = new.events
         if new.begins:
             self.response = with_status(self.response, "in_progress")
+            self._begins = True
         if new.ends:
             self._last, events = events[-1:], events[:-1]
             self.state = RunState.ENDING
         if self.detached.streams:
-            self.log.pending += events
+            self.log.add(events)
             self._num_bytes += len(data)
             self._check_size()
         self._changed()
@@ -198,8 +209,16 @@ class BackgroundRun:
 
     def new_events(self) -> NewEvents:
         """Return what has to be written of a response that has not ended."""
-        head = {name: value for name, value in self.response.items() if name != "output"}
+        head = None
+        if self._begins:
+            head = {name: value for name, value in self.response.items() if name != "output"}
         return NewEvents(self.id, self.log.written, [*self.log.pending], head)
+
+    def note_written(self, new: NewEvents) -> None:
+        """Record that new events have been written, and let the readers read them."""
+        self.log.note_written(len(new.events))
+        self._begins &= new.head is None
+        self.wake_readers()
 
     async def write_end(self, store: ResponseStore) -> bool:
         """Write the final state. Return whether this has succeeded.
@@ -218,9 +237,11 @@ class BackgroundRun:
             if is_failure:
                 return False
             log.error("a response could not be stored: %s", error)
-            self.log.pending.clear()
-            failed = with_status(response, "failed", "the response could not be stored")
-            self.response, self._last = failed, [failed_event(self.log.written, failed)]
+        except Exception:
+            log.exception("a bug in the server: a response could not be stored")
+        self.log.drop_pending()
+        failed = with_status(response, "failed", "the response could not be stored")
+        self.response, self._last = failed, [failed_event(self.log.written, failed)]
         try:
             await self._write_end(store, failed, needs_room=False)
         except ServingError:
@@ -232,7 +253,7 @@ class BackgroundRun:
         owner, events = self.owner, [*self.log.pending, *last]
         ending = store.write(owner, store.background.end, owner, self.detached, response, events, needs_room=needs_room)
         await asyncio.wrap_future(ending)
-        self.log.pending = events
+        self.log.add(last)
         self.log.note_written(len(events))
 
     def finish(self) -> None:
@@ -278,6 +299,7 @@ class BackgroundRuns:
         """
         detached = None if task.parsed is None else task.parsed.detached
         assert detached is not None, "the request asks for it"
+        self._check_head(detached)
         owner, limit = task.owner, self._config.background_max
         if self._numbers[owner] >= limit:
             raise Overloaded(
@@ -299,14 +321,26 @@ class BackgroundRuns:
         run.begin()
         return run
 
+    def _check_head(self, detached: Detached) -> None:
+        """Check that the fields that a response repeats from its request leave room for its other events.
+
+        They are in its first three events and in its last one, and in what each poll returns.
+        """
+        size, limit = sum(map(len, detached.events)) // len(detached.events), self._config.background_max_bytes
+        if 4 * size > limit:
+            raise TooLarge(
+                f"each state of the background response would have {size} bytes, mostly of 'tools' and 'instructions', "
+                f"and the maximum is {limit // 4} bytes (a quarter of option.background_max_bytes)"
+            )
+
     def _release(self, owner: str) -> None:
         self._numbers[owner] -= 1
         if not self._numbers[owner]:
             del self._numbers[owner]
 
     def _note(self, run: BackgroundRun) -> None:
-        if run.in_store is not None:
-            run.in_store = self.store.begin(run.owner, run.id, run.response)
+        if run.in_store is not None and run.state < RunState.ENDING:  # the final state is shown once it is written
+            run.in_store.response = run.response
         self._dirty.add(run)
         self._changed.set()
 
@@ -345,10 +379,9 @@ class BackgroundRuns:
                 run.fail("the events of the response could not be stored")
             return
         for run, new in zip(runs, written, strict=True):
-            run.log.note_written(len(new.events))
+            run.note_written(new)
             if run.id in gone:
                 run.cancel()
-            run.wake_readers()
 
     async def _end(self, run: BackgroundRun) -> None:
         if not await run.write_end(self.store):

@@ -23,7 +23,7 @@ from handler.core.framing import dumps
 from handler.core.values import new_uuid
 from handler.protocols.kernel.stored import CONVERSATION, Detached, KeptItem, kept_items
 from handler.protocols.responses.background import failed_event, split_events, with_status
-from handler.serving.database import is_locked, load_json
+from handler.serving.database import close_lock_file, is_locked, load_json, open_lock_file
 
 if TYPE_CHECKING:
     from handler.serving.stored_responses import ResponseDatabase
@@ -34,8 +34,11 @@ LEAST_SECONDS = 600.0
 """Seconds for which the final state of a background response with `store=false` can be polled."""
 _MARGIN = 60.0  # seconds after the time limit of a response until its row may expire
 _CHUNK = 1 << 17  # bytes of events in a row, after the response has ended
+_MAX_FAILED = 100  # maximum number of responses of a server that has ended which a transaction ends
+_MAX_FAILED_BYTES = 1 << 22  # bytes of such responses after which a transaction ends no more
 _STOPPED = "the server stopped before the response was complete"
-_IN_PROGRESS = 2  # value of the column `failed`
+IN_PROGRESS = 2
+"""Value of the column `failed` of a response that is being generated."""
 _ALL = "answers"  # the table of all stored responses
 
 TABLES = f"""
@@ -97,7 +100,7 @@ class BackgroundTables:
         self.server = new_uuid()
         self._lock: int | None = None
         if responses.directory is not None:
-            self._lock = os.open(self._lock_path(self.server), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_lock_file(self._lock_path(self.server), os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def _lock_path(self, server: str) -> Path:
@@ -109,7 +112,7 @@ class BackgroundTables:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 self._lock_path(self.server).unlink()
-            os.close(self._lock)
+            close_lock_file(self._lock)
             self._lock = None
 
     # -- a response that runs on this server -----------------------------------------------------------------------
@@ -124,7 +127,7 @@ class BackgroundTables:
         head = dumps(queued.head)
         size = len(head) + sum(len(item) for _, item in queued.given)
         with self._responses.writing() as database:
-            self._responses.insert(owner, queued, head, queued.given, size, failed=_IN_PROGRESS)
+            self._responses.insert(owner, queued, head, queued.given, size, failed=IN_PROGRESS)
             limit = self._config.background_timeout + self._config.responses_expiration + _MARGIN
             database.execute(f"UPDATE {_ALL} SET expires = ? WHERE id = ?", (self._clock() + limit, queued.id))
             database.execute("INSERT INTO runs VALUES (?, ?, ?)", (queued.id, self.server, detached.streams))
@@ -275,25 +278,37 @@ class BackgroundTables:
         head = dumps({name: value for name, value in response.items() if name != "output"})
         self._end(id, head, response["status"], size)
 
-    def recover(self) -> None:
-        """End the responses of servers whose processes have ended. They failed."""
+    def recover(self) -> bool:
+        """End some responses of servers whose processes have ended. They failed. Return whether there may be more."""
         rows = self._database.execute("SELECT DISTINCT server FROM runs WHERE server NOT IN ('', ?)", (self.server,))
-        for (server,) in rows.fetchall():
-            if self._responses.directory is None or not is_locked(self._lock_path(server)):
-                self._fail_all(server)
+        ended = [
+            server
+            for (server,) in rows.fetchall()
+            if self._responses.directory is None or not is_locked(self._lock_path(server))
+        ]
+        for server in ended:
+            if self._fail_some(server):
+                return True
+            with contextlib.suppress(OSError):
+                self._lock_path(server).unlink()
+        return False
 
-    def _fail_all(self, server: str) -> None:
+    def _fail_some(self, server: str) -> bool:
+        """Let some responses of a server fail. Return whether there may be more."""
         with self._responses.writing() as database:
-            query = f"SELECT id, head FROM {_ALL} JOIN runs ON response = id WHERE server = ?"
-            for id, head in database.execute(query, (server,)).fetchall():
+            query = f"SELECT id, head, size FROM {_ALL} JOIN runs ON response = id WHERE server = ? LIMIT ?"
+            rows, size = database.execute(query, (server, _MAX_FAILED)).fetchall(), 0
+            for number, (id, head, num_bytes) in enumerate(rows, 1):
                 response = with_status(load_json(head), "failed", _STOPPED)
                 query = "SELECT first + number FROM events WHERE response = ? ORDER BY first DESC LIMIT 1"
                 row = database.execute(query, (id,)).fetchone()
                 events = () if row is None else (failed_event(row[0], response),)
                 self._end_elsewhere(id, response, events)
                 log.warning("response %s failed: %s", id, _STOPPED)
-        with contextlib.suppress(OSError):
-            self._lock_path(server).unlink()
+                size += num_bytes
+                if number == _MAX_FAILED or size > _MAX_FAILED_BYTES:
+                    return True
+        return False
 
 
 def _unpacked(row: tuple[bytes]) -> bytes:

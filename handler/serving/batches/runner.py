@@ -43,6 +43,7 @@ from handler.protocols.openai import batches
 from handler.protocols.openai.api import BatchError
 from handler.protocols.openai.batches import Line, LineError, batch_error
 from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore, OpenBatch, output_ids
+from handler.serving.database import close_lock_file, open_lock_file
 from handler.serving.head import OWNER
 from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
@@ -179,7 +180,7 @@ class BatchOutput:
         self._files = list[int]()  # descriptors
         try:
             for path in (answers, errors):
-                self._files.append(os.open(path, os.O_RDWR | os.O_APPEND))
+                self._files.append(open_lock_file(path, os.O_RDWR | os.O_APPEND))
                 fcntl.flock(self._files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             for index in range(2):
                 self._recover(index)
@@ -241,7 +242,7 @@ class BatchOutput:
         """Close the files and release their locks. Any later writes have no effect."""
         with self._lock:
             for file in self._files:
-                os.close(file)
+                close_lock_file(file)
             self._files.clear()
 
 

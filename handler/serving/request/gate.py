@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from typing import TypeAlias
 
 from handler.config.config import Config
@@ -73,15 +74,20 @@ class BatchGate:
         self._consider()
         return turn
 
-    async def wait(self, turn: Turn) -> None:
+    async def wait(self, turn: Turn, limit: float | None = None) -> None:
         """Wait until the batch of the request starts. Lines of batch files wait without a time limit.
+
+        Args:
+            limit: maximum number of seconds, if not `option.predict_timeout`.
 
         Raises:
             Overloaded: the request has waited too long.
         """
-        done, _ = await asyncio.wait({turn}, timeout=None if turn in self._lines else self._timeout)
+        limit = self._timeout if limit is None else limit
+        is_patient = turn in self._lines or limit == math.inf
+        done, _ = await asyncio.wait({turn}, timeout=None if is_patient else limit)
         if not done:
-            raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
+            raise Overloaded(f"the request waited {limit:g} s for a batch (option.predict_timeout)")
 
     def leave(self, turn: Turn) -> None:
         """Remove a waiting or running request. The next batch can start when all requests of this batch have left."""

@@ -130,7 +130,7 @@ class Recall:
         store, owner, memory, size = self._store, intake.head.owner, intake.memory, len(intake.body)
         assert intake.decoded is not None, "the body has been decoded"
         find = functools.partial(dialect.wanted, intake.decoded.value)
-        references = find() if size < PARSE_INLINE else await self._admission.run(size, find, owner)
+        references = await self._admission.process(size, find, owner)
         if references is None:
             return
         if references.keeps and size > store.most_bytes:
@@ -281,7 +281,7 @@ class Gating:
         life.on(JOIN)
         turn = self._gate.join(owner, line=requests[0].background is not None)
         life.hold(functools.partial(self._gate.leave, turn))
-        return self._gate.wait(turn)
+        return self._gate.wait(turn, requests[0].time_limit)
 
 
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------

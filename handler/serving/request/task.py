@@ -47,7 +47,6 @@ from handler.serving.request.life import (
     Life,
 )
 from handler.serving.request.plan import Encoding, Intake, SharedMedia
-from handler.serving.request.stages import PARSE_INLINE
 from handler.serving.request_log import Capture
 
 log = logging.getLogger("handler.request")
@@ -359,7 +358,7 @@ class RequestTask(Life):
         """Encode and submit the next request of a reply that is not finished. Run this by `begin`."""
         size, owner = self.memory.body, self._head.owner
         try:
-            request = follow_up() if size < PARSE_INLINE else await self._admission.run(size, follow_up, owner)
+            request = await self._admission.process(size, follow_up, owner)
             if request is None:
                 raise InternalError("the reply is not finished, but no request follows")
             encoding = Encoding(request, size, owner, self.hold, None, self._loaded)

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -260,9 +261,11 @@ class CodingAgent:
         trap: what it asked of others than the server.
         work: the directory that it works in.
         warm_ups: the number of prompts that the server only reads, in each run.
+        variables: its environment variables besides those of `lmi launch`.
     """
 
     warm_ups = 0
+    variables: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, home: Path, url: str, trap: Trap) -> None:
         self.url, self.trap = url, trap
@@ -285,7 +288,7 @@ class CodingAgent:
         """What it prints."""
         program = self.program()
         path = f"{program.parent}:{os.environ['PATH']}"
-        own = {"HOME": str(self._home), "PATH": path, "LANG": "C.UTF-8", "PYTHONPATH": str(_ROOT)}
+        own = {"HOME": str(self._home), "PATH": path, "LANG": "C.UTF-8", "PYTHONPATH": str(_ROOT), **self.variables}
         launch = [sys.executable, "-m", "handler", "launch", program.name, "--url", self.url, "--"]
         process = subprocess.Popen(
             [*launch, *self.arguments(again=again), said],
@@ -340,6 +343,23 @@ class Codex(CodingAgent):
 class CodexOverHttp(Codex):
     warm_ups = 0
     overrides = ("supports_websockets=false",)
+
+
+class OpenCode(CodingAgent):
+    """It also asks for a title of the session. When it starts, it installs a package of its own for the user's plugins,
+    here from an npm registry that does not exist.
+    """
+
+    variables = MappingProxyType({"npm_config_registry": "http://127.0.0.1:9"})
+
+    def program(self) -> Path:
+        return toolchains.opencode()
+
+    def arguments(self, *, again: bool) -> list[str]:
+        return ["run", "--auto", *(["--continue"] if again else [])]
+
+    def runs(self, command: str) -> str:
+        return call("bash", command=command, description="Run it")
 
 
 @pytest.fixture
@@ -486,7 +506,9 @@ def test_codex_goes_on_with_a_summary(kind: type[Codex], tmp_path: Path, model: 
 
 
 _CONTEXT = 80_000
-_ASKS = re.compile("CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond|create a detailed summary")
+_ASKS = re.compile(
+    "CONTEXT CHECKPOINT COMPACTION|CRITICAL: Respond|create a detailed summary|^Here is the conversation so far:"
+)
 SUMMARY = "The file said that the sky is green. Next: say so."
 
 
@@ -496,7 +518,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex, CodexOverHttp])
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, CodexOverHttp, OpenCode])
 def test_a_session_passes_the_context(kind: type[CodingAgent], tmp_path: Path, small_model: Model, trap: Trap) -> None:
     """The program asks for a summary in time, and goes on with it; no prompt is too long."""
     with skipped_without():

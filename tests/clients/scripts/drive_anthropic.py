@@ -43,6 +43,9 @@ class AnthropicClient:
             if what == "models":
                 listed = [model.id for model in client.models.list(limit=1)]  # it asks for each page
                 return [client.models.retrieve(id).display_name for id in listed]
+            if what == "capabilities":
+                kinds: list[Any] = [client.models, client.beta.models]
+                return [kind.retrieve("model").capabilities.model_dump() for kind in kinds]
             if what == "count":
                 return client.messages.count_tokens(**arguments).model_dump()
             if what == "runner":
@@ -88,6 +91,9 @@ class AnthropicClient:
             if what == "models":
                 listed = [model.id async for model in client.models.list(limit=1)]
                 return [(await client.models.retrieve(id)).display_name for id in listed]
+            if what == "capabilities":
+                kinds: list[Any] = [client.models, client.beta.models]
+                return [(await kind.retrieve("model")).capabilities.model_dump() for kind in kinds]
             if what == "count":
                 return (await client.messages.count_tokens(**arguments)).model_dump()
             if what == "runner":

@@ -40,7 +40,8 @@ def _able(kind: str) -> Capabilities:
     return capabilities(EngineConfig(Config(engine_options={"base_url": ("http://x/v1",), "base_url_kind": kind})))
 
 
-def _cell(able: Capabilities, field: str) -> str:
+def cell(able: Capabilities, field: str) -> str:
+    """Return what a table says about a field."""
     if field in able.unsupported:
         return f"refused: {able.unsupported[field]}"
     return f"yes, up to {able.limits[field]:g}" if field in able.limits else "yes"
@@ -51,7 +52,7 @@ def _tables(kinds: Mapping[str, Capabilities]) -> str:
     same: dict[str, list[str]] = {}
     rows = []
     for field in [field for field in Sampling._fields if field not in HANDLERS_OWN]:
-        name, cells = f"`{NAMES.get(field, field)}`", [_cell(able, field) for able in kinds.values()]
+        name, cells = f"`{NAMES.get(field, field)}`", [cell(able, field) for able in kinds.values()]
         if len({*cells}) == 1:
             same.setdefault(cells[0], []).append(name)
         else:

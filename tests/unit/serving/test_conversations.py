@@ -22,10 +22,11 @@ from handler.core.framing import loads
 from handler.protocols.kernel.stored import KeptResponse, Wanted, kept_items
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
+from handler.serving import conversations, stored_responses
 from handler.serving.conversations import Conversations, ResponseTurn
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 from tests.stepped import Clock
-from tests.unit.serving.test_stored_responses import ANN, BOB, open_store
+from tests.unit.serving.test_stored_responses import ANN, BOB, open_store, open_with_connection
 
 LIFETIME = 100  # seconds
 WAIT = 20  # seconds
@@ -305,6 +306,49 @@ def test_a_turn_that_ends_before_it_begins_is_not_taken() -> None:
     with pytest.raises(ConversationLocked):
         store.recall(ANN, wanted, take_nothing, turn).result(WAIT)
     assert store.recall(ANN, wanted, take_nothing, store.new_turn()).result(WAIT).state == "found"
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired", "displaced"])
+def test_a_conversation_of_many_items_goes_a_few_items_at_a_time(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not seen any more meanwhile, and does not count for its owner."""
+    monkeypatch.setattr(conversations, "MAX_REMOVED", 10)
+    monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
+    clock = Clock(1_000_000.0)
+    store, connection = open_with_connection(None, clock, responses_max=1, responses_expiration=LIFETIME)
+    made, after = new_conversation({}), new_conversation({})
+    items = kept_items({"id": f"msg_{number}", "text": "a"} for number in range(35))
+    store.change_conversation(ANN, lambda one: (one.create(ANN, {**made}, items), None)).result(WAIT)
+
+    def delete(one: Conversations) -> tuple[int, None]:
+        one.delete(ANN, made["id"])
+        return 0, None
+
+    if how == "expired":
+        clock.now += LIFETIME
+    elif how == "deleted":
+        store.change_conversation(ANN, delete).result(WAIT)
+    else:
+        clock.now += 1
+        store.change_conversation(ANN, lambda one: (one.create(ANN, {**after}, []), None)).result(WAIT)
+    with pytest.raises(NotKept):
+        store.read_conversations(ANN, lambda one: one.find(ANN, made["id"])).result(WAIT)
+    assert store.read_conversations(ANN, lambda one: one.latest_item(ANN, "msg_34")).result(WAIT) is None
+
+    def count() -> int:
+        (number,) = connection.execute("SELECT count(*) FROM conversation_items").fetchone()
+        assert isinstance(number, int)
+        return number
+
+    counts = [store.write(BOB, count).result(WAIT)]
+    while store.write(BOB, store._database.remove_expired).result(WAIT):
+        counts.append(store.write(BOB, count).result(WAIT))
+    counts.append(store.write(BOB, count).result(WAIT))
+    assert counts[-1] == 0
+    assert all(0 <= before - later <= 10 for before, later in itertools.pairwise(counts))
+    if how != "displaced":
+        store.change_conversation(ANN, lambda one: (one.create(ANN, {**after}, []), None)).result(WAIT)
+    assert store.read_conversations(ANN, lambda one: one.find(ANN, after["id"])).result(WAIT).size > 0
     store.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,7 +20,8 @@ __all__ = ["benches"]
 COMPACT = {"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 1}}]}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {
-        "input": "a b", "max_output_tokens": 4, "context_management": [{"type": "compaction", "compact_threshold": 1}],
+        "input": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "max_output_tokens": 4,
+        "context_management": [{"type": "compaction", "compact_threshold": 1}],
     },
     "/v1/messages": {
         "messages": [{"role": "user", "content": "a b"}], "max_tokens": 4, "context_management": COMPACT,
@@ -43,7 +45,7 @@ def begin(bench: Bench, path: str, *, stream: bool, **more: Any) -> RequestTask:
 
 def run(bench: Bench, task: RequestTask) -> bytes:
     data = b""
-    for _ in range(2000):
+    for _ in range(20_000):
         if task.finished:
             break
         bench.loop.poll()
@@ -106,3 +108,64 @@ def test_an_engine_that_dies_between_the_passes_ends_the_request(bench: Bench, p
     assert b"internal error: RuntimeError" in data
     assert bench.batcher.idle
     assert (task.status == 500) is not stream
+
+
+# -- a conversation whose prompt always exceeds the threshold ----------------------------------------------------------
+
+
+def num_passes(
+    bench: Bench, path: str, items: list[Any], threshold: int, max_tokens: int = 40
+) -> tuple[int, list[Any]]:
+    """Return how often the engine runs for the next response in a conversation, and the conversation after it."""
+    submit, passes = bench.model.driver.submit, list[int]()
+
+    def counted(*arguments: Any, **more: Any) -> int:
+        passes.append(1)
+        return submit(*arguments, **more)
+
+    if path == "/v1/responses":
+        management: Any = [{"type": "compaction", "compact_threshold": threshold}]
+        body = {"input": items, "max_output_tokens": max_tokens, "context_management": management}
+    else:
+        edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": threshold}}
+        body = {"messages": items, "max_tokens": max_tokens, "context_management": {"edits": [edit]}}
+    with mock.patch.object(bench.model.driver, "submit", counted):
+        value = json.loads(run(bench, begin(bench, path, stream=False, **body)))
+    output = value["output"] if path == "/v1/responses" else [{"role": "assistant", "content": value["content"]}]
+    assert (len(passes) == 2) is ("compaction" in json.dumps(output))
+    return len(passes), [*items, *output, {"role": "user", "content": "next"}]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("first", "threshold"), [("a", 30), ("a " * 300, 100)], ids=["summary", "user"])
+def test_a_conversation_is_not_summarized_at_every_request(path: str, first: str, threshold: int) -> None:
+    """The summary or the user's messages alone exceed the threshold, but the prompt must grow before the next one."""
+    bench = Bench(info=EngineInfo("scripted", "1", "none", "none", 4000))
+    items: list[Any] = [{"role": "user", "content": first}]
+    summarized = []
+    for turn in range(16):
+        passes, items = num_passes(bench, path, items, threshold)
+        summarized += [turn] if passes == 2 else []
+    assert summarized[0] <= 1
+    assert 2 <= len(summarized) <= 3, "the second one is due when the prompt has grown by a quarter"
+    assert summarized[1] - summarized[0] > 8
+
+
+def test_what_no_summary_would_replace_is_not_summarized(bench: Bench) -> None:
+    """Messages of users and the system stay beside a summary."""
+    users = [{"role": "user", "content": "a " * 60}, {"role": "developer", "content": "b"}]
+    for items in (users, [{"role": "system", "content": "c " * 60}, *users]):
+        assert num_passes(bench, "/v1/responses", items, 5)[0] == 1
+    passes, items = num_passes(bench, "/v1/responses", [*users, {"role": "assistant", "content": "c"}], 5)
+    assert passes == 2
+    compacted = [item for item in items if item.get("type") == "compaction" or item["role"] != "assistant"]
+    assert num_passes(bench, "/v1/responses", compacted, 5)[0] == 1
+
+
+def test_a_prompt_without_room_for_its_response_is_summarized_however_little_it_has_grown() -> None:
+    bench = Bench(info=EngineInfo("scripted", "1", "none", "none", 4000))
+    said = {"role": "assistant", "content": "b"}
+    passes, items = num_passes(bench, "/v1/responses", [{"role": "user", "content": "a"}, said], 1)
+    assert passes == 2
+    assert num_passes(bench, "/v1/responses", items, 1)[0] == 1
+    assert num_passes(bench, "/v1/responses", items, 1, max_tokens=3000)[0] == 2

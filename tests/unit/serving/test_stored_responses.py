@@ -43,7 +43,9 @@ def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any
     return ResponseStore(ResponseDatabase(directory, config, clock or Clock(1_000_000.0, 0.001)))
 
 
-def open_with_connection(directory: Path | None, **limits: Any) -> tuple[ResponseStore, sqlite3.Connection]:
+def open_with_connection(
+    directory: Path | None, clock: Clock | None = None, **limits: Any
+) -> tuple[ResponseStore, sqlite3.Connection]:
     """Return a store, and the connection to SQLite on which its thread works."""
     connections: list[sqlite3.Connection] = []
     opens = open_database
@@ -53,7 +55,7 @@ def open_with_connection(directory: Path | None, **limits: Any) -> tuple[Respons
         return connections[-1]
 
     with mock.patch.object(stored_responses, "open_database", opened):
-        store = open_store(directory, **limits)
+        store = open_store(directory, clock, **limits)
     return store, connections[0]
 
 
@@ -266,6 +268,73 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
     store.close()
 
 
+def test_many_expired_ones_go_a_few_at_a_time(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that deletes them all would keep other owners waiting, and other servers from writing."""
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED", 10)
+    monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
+    clock = Clock(1_000_000.0, 0.001)
+    store, connection = open_with_connection(place, clock)
+    keep(store, *(answer(f"r{number}") for number in range(35)))
+    clock.now += 200
+
+    def remove() -> tuple[bool, int]:
+        more = store._database.remove_expired()
+        return more, connection.execute("SELECT count(*) FROM answers").fetchone()[0]
+
+    assert [store.write(BOB, remove).result(10) for _ in range(5)] == [
+        (True, 25), (True, 15), (True, 5), (False, 0), (False, 0),
+    ]  # fmt: skip
+    store.close()
+
+
+def test_large_expired_ones_go_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED_BYTES", 1000)
+    monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
+    clock = Clock(1_000_000.0, 0.001)
+    store = open_store(None, clock)
+    keep(store, *(answer(f"r{number}", text="x" * 2000) for number in range(3)))
+    clock.now += 200
+    removed = [store.write(BOB, store._database.remove_expired).result(10) for _ in range(4)]
+    assert removed == [True, True, True, False]
+    store.close()
+
+
+def test_expired_ones_go_before_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have been used later, as background responses that are kept for polling."""
+    monkeypatch.setattr(ResponseDatabase, "_remove_expired", lambda database: False)
+    store, connection = open_with_connection(None, responses_max=3)
+    keep(store, answer("a"), answer("b"), answer("c"))
+    query = "UPDATE answers SET expires = 0 WHERE id IN ('b', 'c')"
+    store.write(ANN, lambda: connection.execute(query)).result(10)
+    assert keep(store, answer("d"), answer("e")) == [True, True]
+    assert [id for id in "abcde" if store.response(ANN, id).result(10) is not None] == ["a", "d", "e"]
+    store.close()
+
+
+def test_expired_ones_go_while_calls_never_cease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_PERIOD", 0.05)
+    clock = Clock(1_000_000.0, 0.001)
+    store, connection = open_with_connection(None, clock)
+    keep(store, answer("a"))
+    clock.now += 200
+    deadline = time.monotonic() + 10
+    found: list[int] = []
+
+    def look() -> None:
+        """A call that is always followed by another one which waits already."""
+        found[:] = connection.execute("SELECT count(*) FROM answers").fetchone()
+        if found[0] and time.monotonic() < deadline:
+            store.write(BOB, look)
+            time.sleep(0.001)
+
+    store.write(BOB, look)
+    store.write(BOB, look)
+    while found != [0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    store.close()
+
+
 def test_a_closed_store_finishes_its_writes_and_closes_its_database(place: Path | None) -> None:
     earlier = threads_of_stores()
     store, connection = open_with_connection(place)
@@ -312,7 +381,7 @@ def test_an_answer_in_progress_is_known_until_its_request_ends(store: ResponseSt
 
 
 def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 3)
+    monkeypatch.setattr(stored_responses, "_MAX_WAITING", 3)
     gate = threading.Event()
     store.write(ANN, gate.wait)
     time.sleep(0.05)
@@ -357,13 +426,38 @@ def test_room_is_reserved_for_each_item(store: ResponseStore) -> None:
     assert sizes == [len(dumps(item("out_a"))), len(dumps(item("in_a", "x" * 1000)))]
 
 
+def test_room_is_reserved_before_a_response_is_read(place: Path | None) -> None:
+    """What is refused is neither read nor kept by the error."""
+    store, connection = open_with_connection(place)
+    keep(store, answer("a", text="x" * 5000)._replace(output=[item("out", "y" * 3000)]))
+    statements: list[str] = []
+    for read, least in (
+        (partial(store.response, ANN, "a"), 3000),
+        (partial(store.input_items, ANN, "a", Page(9, "", newest_first=True)), 5000),
+    ):
+        reserved: list[int] = []
+        assert read(reserve=reserved.append).result(10) is not None
+        assert least < sum(reserved) < least + 500
+
+        def refuse(num_bytes: int) -> None:
+            raise Overloaded("no memory")
+
+        connection.set_trace_callback(statements.append)
+        refused = read(reserve=refuse).exception(10)
+        assert isinstance(refused, Overloaded)
+        assert refused.__traceback__ is None
+        connection.set_trace_callback(None)
+    assert not [one for one in statements if one.startswith(("SELECT head", "SELECT item "))]
+    store.close()
+
+
 def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> None:
     with pytest.raises(Unavailable, match=r"has 1048577 bytes, .*may store \(option\.responses_max_bytes\)"):
         store.check_room(ANN, (1 << 20) + 1).result(10)
 
 
 def test_one_owners_calls_leave_anothers_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 40)
+    monkeypatch.setattr(stored_responses, "_MAX_WAITING", 40)
     store, go_on, done = open_store(None), threading.Event(), list[str]()
     blocked = store.write(ANN, go_on.wait)
     while not blocked.running():
@@ -403,6 +497,17 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert keep(store, answer("a", text="x" * 100_000)) == [False]
     assert "a response could not be stored: database or disk is full" in caplog.text
     assert recall(store, "a").state == "missing"
+    store.close()
+
+
+def test_a_full_disk_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, connection = open_with_connection(tmp_path)
+    query = f"INSERT INTO answers SELECT 'x', '', '', '', 0, zeroblob({1 << 20}), 0, 0, 0"
+    pragma(store, connection, f"max_page_count = {pragma(store, connection, 'page_count')}")
+    for _ in range(50):
+        with pytest.raises(Unavailable):
+            store.write(ANN, lambda: connection.execute(query)).result(10)
+    assert 1 <= caplog.text.count("database or disk is full") <= 10
     store.close()
 
 

@@ -1,0 +1,251 @@
+"""Reads the events of llama-server: token ids, log-probabilities, the reason for the end, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from handler.core.event_stream import StreamEvent
+from handler.core.values import Extras, Finish
+from handler.engines.base import Alternatives, EngineRequest, first_stop
+from handler.engines.llamacpp.parameters import Leg, completion
+from handler.engines.llamacpp.pieces import Pieces
+from handler.engines.openai.answer import event_error, shortened
+from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
+
+
+class Tokens(NamedTuple):
+    """The content of an event.
+
+    Attributes:
+        ids: ids of new tokens.
+        scores: their log-probabilities, as llama-server describes them.
+        text: text since the last event.
+        num_tokens: number of tokens of the completion so far, including those that no event contained.
+        stop_type: why the completion ended; "" if it continues.
+        truncated: whether it ended because the context is full.
+        num_cached: number of prompt tokens that were in the cache; 0 if unknown.
+    """
+
+    ids: Sequence[int]
+    scores: Sequence[Mapping[str, Any]]
+    text: str
+    num_tokens: int
+    stop_type: str = ""
+    truncated: bool = False
+    num_cached: int = 0
+
+
+class LlamaCall(ResponseCheck):
+    """A request to llama-server, and its response.
+
+    A response is usually one completion. It consists of several if tokens at its beginning must not end it, or if
+    llama-server did not send the ids of some tokens.
+
+    Args:
+        eos: ids that end a response, from the model's files.
+        context: maximum number of tokens of the prompt and the response together.
+    """
+
+    def __init__(self, request: EngineRequest, eos: Collection[int], context: int) -> None:
+        super().__init__(request.sampling)
+        self._sampling = with_ends(request.sampling, eos)
+        self._ends = frozenset(self._sampling.stop_token_ids)
+        self._context = context
+        self._prompt = list(request.ids)
+        self._goes_on = request.goes_on
+        self._ids: list[int] = []
+        self._num_legs = 0
+        self._num_seeds = 0  # completions that drew tokens of the response
+        self._leg = Leg((), 0)
+        self._num_of_leg = 0
+        self._num_unsent = 0  # tokens that the last completion computed, but did not send
+        self.finish_reason: Finish | None = None
+        self.next_body()  # refuses what llama-server does not support
+
+    def next_body(self) -> Mapping[str, Any]:
+        """Return the body of the next completion.
+
+        Raises:
+            ValueError: llama-server does not support a parameter of the request.
+        """
+        num_ids, least = len(self._ids), min(self._sampling.min_new_tokens, self._most)
+        if least and self._is_ruled:
+            raise ValueError("min_new_tokens cannot be combined with structured output on llama-server")
+        without_end = num_ids < least
+        max_tokens = (least if without_end else self._most) - num_ids
+        if self._num_unsent:
+            max_tokens = min(max_tokens, self._num_unsent)
+        # A rule applies from the beginning of a completion, so no second one can follow after an incomplete stream.
+        streamed = not (self._num_unsent or (self._scored and self._is_ruled))
+        number = self._num_seeds + (self._num_of_leg > 0)
+        self._leg = Leg(self.prefix(()), max_tokens, number, streamed=streamed, without_end=without_end)
+        return completion(self._sampling, self._leg, self._context)
+
+    @property
+    def _is_ruled(self) -> bool:
+        return self._sampling.structured_output is not None
+
+    @property
+    def num_scores(self) -> int:
+        """Number of log-probabilities to request for each token; 0 if none are needed."""
+        return max(self._num_tops, 1) if self._scored else 0
+
+    def prefix(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the prompt, the response so far, and further tokens of the completion."""
+        return [*self._prompt, *self._ids, *ids]
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the response to the last body is a stream of events."""
+        return self._leg.streamed
+
+    def begin(self) -> None:
+        """Record that a completion was requested."""
+        self._num_seeds += self._num_of_leg > 0
+        self._num_legs += 1
+        self._num_of_leg = self._num_unsent = 0
+
+    def num_missing(self, tokens: Tokens) -> int:
+        """Return the number of tokens that were computed since the last event, but are in no event."""
+        return max(tokens.num_tokens - self._num_of_leg - len(tokens.ids), 0)
+
+    def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
+        """Add the tokens of an event to `part`. Return whether the completion is usable after this event.
+
+        If it is not, the missing tokens have to be computed again.
+
+        Raises:
+            Failed: the event does not match the request.
+        """
+        ids, missing = list(tokens.ids), self.num_missing(tokens)
+        if missing and tokens.stop_type:
+            self._num_unsent = missing  # the completion ended within a character
+        elif missing:
+            recovered = self._missing(tokens, missing, pieces)
+            if not recovered:
+                self._num_unsent = missing + len(ids)
+                return False
+            ids = [*recovered, *ids]
+        end = first_stop(ids, self._ends, len(self._ids), self._sampling)
+        if end is not None:
+            self.finish_reason = self.finish("stop", ids[end])
+            ids = ids[: end + 1]
+        self._add(ids, tokens.scores[: len(ids)], part)
+        self.count(tokens, part)
+        self._end(tokens.stop_type, truncated=tokens.truncated)
+        part.finish = self.finish_reason
+        return True
+
+    def count(self, tokens: Tokens, part: Part) -> None:
+        """Read the number of cached prompt tokens from the last event of the first completion."""
+        if tokens.num_cached and not self._goes_on and self._num_legs == 1:
+            part.extras = Extras(num_cached_tokens=min(tokens.num_cached, len(self._prompt)))
+
+    def _missing(self, tokens: Tokens, count: int, pieces: Pieces | None) -> Sequence[int]:
+        """Return the ids of missing tokens, or none if they are not certain and can be computed again."""
+        if self._scored or pieces is None or len(tokens.ids) != 1:
+            return ()
+        choices = pieces.missing(tokens.text, count, tokens.ids[0])
+        return choices[0] if len(choices) == 1 or (choices and self._is_ruled) else ()
+
+    def _add(self, ids: list[int], scores: Sequence[Mapping[str, Any]], part: Part) -> None:
+        if not all(type(id) is int and id >= 0 for id in ids):
+            raise ValueError("token ids must be non-negative integers")
+        values: Sequence[Any] = [None] * len(ids)
+        tops: Sequence[Alternatives] = ()
+        if self._scored and ids:
+            if [entry["id"] for entry in scores] != ids:
+                raise ValueError("the log-probabilities are not those of the tokens")
+            values = [entry["logprob"] for entry in scores]
+            tops = [_alternatives(entry["top_logprobs"])[: self._num_tops] for entry in scores]
+        self.take(part, ids, values, tops)
+        self._ids += ids
+        self._num_of_leg += len(ids)
+
+    def _end(self, stop_type: str, *, truncated: bool) -> None:
+        """Find out whether the response has ended with a completion, and why.
+
+        Raises:
+            Failed: the completion ended for an unknown reason.
+        """
+        if stop_type not in ("", "eos", "word", "limit"):
+            raise Failed("ended the request for an unknown reason", f"stop_type={stop_type[:100]!r}")
+        if not stop_type or (self._num_unsent and not self._is_ruled):  # the rest is computed again
+            return
+        reason: Finish | None = None
+        if stop_type != "limit":
+            reason = self.finish("stop", self._ids[-1] if self._ids else None)
+        elif truncated or self._num_unsent or len(self._ids) >= self._most:
+            reason = Finish.LENGTH
+        self.finish_reason = self.finish_reason or reason
+
+    def check_progress(self) -> None:
+        """Raise Failed if the completion that has ended brought nothing."""
+        if not self._num_of_leg and not self._num_unsent:
+            raise Failed("ended a completion without tokens")
+
+
+def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
+    """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
+
+    It omits tokens after which the text is incomplete, even if the response is not a stream.
+    """
+    scores = iter(tokens.scores)
+    return [None if omitted else next(scores, None) for omitted in pieces.incomplete(tokens.ids)]
+
+
+def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None:
+    """Return the log-probabilities of a token and of its alternatives from a response to `parameters.scores`.
+
+    Returns:
+        None if the token is not among the most likely ones.
+
+    Raises:
+        Failed: the response cannot be read.
+    """
+    tokens = read_completion(data)
+    try:
+        alternatives = tokens.scores[0]["top_logprobs"]
+        logprob = next((entry["logprob"] for entry in alternatives if entry["id"] == id), None)
+    except (IndexError, KeyError, TypeError) as error:
+        raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
+    return None if logprob is None else {"id": id, "logprob": logprob, "top_logprobs": alternatives[:num_tops]}
+
+
+def _alternatives(entries: Sequence[Mapping[str, Any]]) -> Alternatives:
+    return [(entry["id"], score(entry["logprob"])) for entry in entries]
+
+
+def read_event(event: StreamEvent) -> Tokens:
+    """Return the content of an event.
+
+    Raises:
+        Refused: the event is an error caused by the request.
+        Failed: the event is another error, or cannot be read.
+    """
+    return read_completion(event.data)
+
+
+def read_completion(data: bytes) -> Tokens:
+    """Return the content of an event, or of a response that is not a stream."""
+    try:
+        value = orjson.loads(data)
+        if "error" in value:
+            raise event_error(data)
+        ended = value.get("stop") is True
+        timings = value.get("timings") or {}
+        cached = timings.get("cache_n")
+        return Tokens(
+            value.get("tokens") or [],
+            value.get("completion_probabilities") or [],
+            value.get("content") or "",
+            value["tokens_predicted"],
+            str(value["stop_type"]) if ended else "",
+            bool(value.get("truncated")),
+            cached if ended and type(cached) is int and cached > 0 else 0,
+        )
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

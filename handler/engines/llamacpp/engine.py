@@ -1,0 +1,244 @@
+"""An engine that uses llama.cpp's llama-server. It sends token ids to /completion, which returns token ids.
+
+This handler still processes text, stop strings, chat templates and errors itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import orjson
+
+from handler.engines.base import EngineConfig, EngineRequest, Silence
+from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.parameters import scores
+from handler.engines.llamacpp.pieces import Pieces
+from handler.engines.openai.client import HttpClient, has_tls, suitable
+from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
+
+_SCORES = 1000  # log-probabilities in which a token is searched first
+_ALL_SCORES = 1 << 20  # more than a vocabulary has
+_LOOK = 1.0  # maximum seconds between two looks at a request that waits for a slot
+
+
+class LlamaModel(NamedTuple):
+    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
+
+    name: str
+    max_tokens: int | None
+    num_slots: int
+
+
+class Slots:
+    """The slots of a server, each of which computes one response at a time.
+
+    llama-server itself would queue further requests, but it does not tell a request that waits from one that hangs.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = asyncio.Semaphore(count)
+
+    @contextlib.asynccontextmanager
+    async def occupy(self, silence: Silence) -> AsyncIterator[None]:
+        """Wait for a free slot, and occupy it. The time of the wait is no silence of the server."""
+        if self._free.locked():
+            turn = asyncio.ensure_future(self._free.acquire())
+            try:
+                while not turn.done():
+                    silence.begin()
+                    await asyncio.wait([turn], timeout=_LOOK)
+            except asyncio.CancelledError:
+                if not turn.cancel():
+                    self._free.release()
+                raise
+            silence.begin()
+        else:
+            await self._free.acquire()
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class LlamaCppEngine(RemoteEngine[LlamaCall]):
+    """Engine for llama.cpp's servers; see `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        options = config.engine_options
+        urls = options["base_url"]
+        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        self._config = config
+        self._eos = eos_ids(config) if config.model is not None else frozenset()
+        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
+        self._slots: dict[str, Slots] = {}
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            description = repr(self._name) if self._name else "a model"
+            model, failed = self.complete(find_model(urls, self._model_at, self._fit, description))
+            self._name = model.name
+            self.begin("openai", model.max_tokens, config, failed)
+            on_failure.pop_all()
+
+    async def _model_at(self, url: str) -> LlamaModel:
+        """Return the model of a server, which also says how many slots it has.
+
+        Raises:
+            Failed: the server has no model yet, or does not describe it.
+        """
+        name = suitable(await self._client.models(url), self._name or None, None).name
+        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        if url not in self._slots or self._slots[url].count != model.num_slots:
+            self._slots[url] = Slots(model.num_slots)
+        return model
+
+    @staticmethod
+    def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+        """Return a server's model. Raise Failed unless it is the first server's."""
+        if first is not None and model.name != first.name:
+            raise Failed("serves another model", f"it serves {model.name!r}")
+        return model
+
+    def new_call(self, request: EngineRequest) -> LlamaCall:
+        return LlamaCall(request, self._eos, self.info.max_total_tokens)
+
+    async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
+        """Compute a response, by several completions if necessary.
+
+        Raises:
+            Refused: the server refuses the request.
+            Failed: the server fails.
+        """
+        call = running.call
+        try:
+            async with self._slots[server.url].occupy(running.silence):
+                while not running.ended:
+                    body = call.next_body()
+                    call.begin()
+                    await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+                    call.check_progress()
+        except Refused:
+            if not call.begun:
+                await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
+            raise
+
+    async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
+        """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
+        tokens: Tokens | None = None
+        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+            async for batch in events:
+                for event in batch:
+                    if running.ended:
+                        break
+                    tokens = read_event(event)
+                    if running.held is not None:
+                        running.call.count(tokens, running.held)
+                        self.release(server, running)
+                        if not tokens.stop_type:
+                            return
+                    elif not await self._take_tokens(server, running, tokens):
+                        return
+        self.release(server, running)
+        if not running.ended and (tokens is None or not tokens.stop_type):
+            raise Failed("ended its response without a last event")
+
+    async def _take_tokens(self, server: RemoteServer, running: Running[LlamaCall], tokens: Tokens) -> bool:
+        """Pass an event on. Return false if the tokens of the event have to be computed again."""
+        pieces = None
+        if running.call.num_missing(tokens) and not tokens.stop_type:
+            pieces = await self._load_pieces()
+        part = self._parts.get(running.key) or Part()
+        try:
+            is_usable = running.call.take_tokens(tokens, part, pieces)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Failed("sent an event that cannot be read", repr(error)) from None
+        if part.finish is not None and not tokens.stop_type:
+            self.hold(running, part)  # the last event may follow
+        elif is_usable and (part.ids or part.finish is not None):
+            self.take(server, running, part)
+        return is_usable
+
+    async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
+        """Read a response that is not a stream. It contains the ids of all tokens."""
+        tokens = read_completion(await self._client.post(f"{_root(server.url)}/completion", body))
+        if not tokens.stop_type:
+            raise Failed("ended its response without a reason")
+        if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
+            tokens = tokens._replace(scores=await self._all_scores(server, running.call, tokens))
+        await self._take_tokens(server, running, tokens)
+
+    async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
+        """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
+        pieces = await self._load_pieces()
+        if pieces is None:
+            raise Failed("reports no log-probabilities of incomplete characters", "set option.model_id")
+        return [
+            await self._score(server, call, call.prefix(tokens.ids[:index]), tokens.ids[index])
+            if reported is None
+            else reported
+            for index, reported in enumerate(aligned(tokens, pieces))
+        ]
+
+    async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
+        """Return the log-probabilities of a token after a prefix, and of its alternatives."""
+        for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
+            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
+            if (result := read_scores(data, id, call.num_scores)) is not None:
+                return result
+        raise Failed("reports no log-probability of a token", f"the id is {id}")
+
+    async def _load_pieces(self) -> Pieces | None:
+        """Return the vocabulary of the model's files, or None if there are none. A thread loads it."""
+        if self._config.model is None:
+            return None
+        if self._pieces is None:
+            self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
+        return await asyncio.shield(self._pieces)
+
+    async def check(self, server: RemoteServer) -> None:
+        """Check that a server serves the model and accepts as many tokens as this engine."""
+        model = await self._model_at(server.url)
+        self.check_max_tokens(model.max_tokens)
+
+    async def disconnect(self) -> None:
+        if self._pieces is not None:
+            await asyncio.wait([self._pieces])
+        await self._client.close()
+
+
+def _root(url: str) -> str:
+    """Return the address of llama-server's own API, which is above OpenAI's."""
+    return url.removesuffix("/v1")
+
+
+def _described(name: str, data: bytes) -> LlamaModel:
+    """Read /props.
+
+    Raises:
+        Failed: it is not an object.
+    """
+    try:
+        props = orjson.loads(data)
+        context = (props.get("default_generation_settings") or {}).get("n_ctx")
+        count = props.get("total_slots")
+    except (ValueError, AttributeError) as error:
+        raise Failed("does not describe its model", f"its /props cannot be read: {error!r}") from None
+    is_limit = type(context) is int and context > 0
+    return LlamaModel(name, context if is_limit else None, count if type(count) is int and count > 0 else 1)
+
+
+def _load_pieces(config: EngineConfig) -> Pieces:
+    vocabulary = load_tokenizer(config).vocabulary
+    return Pieces(vocabulary.pieces if vocabulary is not None else ())
+
+
+async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop

@@ -1,0 +1,261 @@
+"""The parameters that llama-server supports, and the body of a request to /completion.
+
+Sources: llama.cpp b11434, tools/server/server-schema.cpp (fields of a request), common/sampling.cpp (order of the
+samplers) and common/json-schema.cpp (keywords of a schema).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.media import MEDIA
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines.base import Capabilities, Rule, arguments, drawn_or, unless_neutral
+from handler.engines.structured_output.characters import choice_of
+from handler.engines.structured_output.regex import regex_grammar
+
+_ALLOWED = 1000.0
+"""Added to the logits of the only tokens that are allowed. It exceeds all differences between logits by far, and is
+small enough for 32-bit floats to keep the differences between the allowed tokens to 1e-4."""
+
+_RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself
+_SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
+"""The order of transformers. llama.cpp applies the temperature last by default, and other samplers before it."""
+
+_COUNTS_PROMPT = "llama.cpp would also count the tokens of the prompt"
+_REASONS = {
+    "presence_penalty": _COUNTS_PROMPT,
+    "frequency_penalty": _COUNTS_PROMPT,
+    "num_beams": "llama-server has no beam search",
+    "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
+    "bad_sequences": "llama-server forbids only single tokens",
+    "prompt_logprobs": "llama-server returns no log-probabilities of the prompt",
+    "return_context_logits": "llama-server returns no logits",
+    "return_generation_logits": "llama-server returns no logits",
+    "cache_salt": "llama-server has one prompt cache for all requests",
+}
+"""Maps each Sampling field that llama-server does not support to the reason."""
+
+_RESPONSE_FIELDS = (
+    "stop", "stop_type", "truncated", "tokens", "tokens_predicted", "completion_probabilities", "timings",
+)  # fmt: skip
+"""The fields of a response's last event. By default it also repeats the whole prompt."""
+
+_FIXED = {
+    "return_tokens": True,
+    "cache_prompt": True,
+    "response_fields": _RESPONSE_FIELDS,
+    "samplers": _SAMPLERS,
+    "min_keep": 0,
+    "mirostat": 0,
+    "dynatemp_range": 0.0,
+    "n_indent": 0,
+    "t_max_predict_ms": -1,
+    "reasoning_budget_tokens": -1,
+    "backend_sampling": False,
+    "post_sampling_probs": False,
+    "repeat_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Fields of every request. The neutral values are said because the server's flags may set others."""
+
+
+class Leg(NamedTuple):
+    """A completion that computes a response, or a part of it.
+
+    Attributes:
+        prompt: ids of the prompt, and of the response so far.
+        max_tokens: maximum number of tokens.
+        number: number of earlier completions that drew tokens of the response.
+        streamed: whether the response arrives token by token.
+        without_end: whether tokens that end the response are forbidden.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    number: int = 0
+    streamed: bool = True
+    without_end: bool = False
+
+
+def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
+    """Return the body for /completion.
+
+    Args:
+        context: maximum number of tokens of a prompt and its response, which the repetition penalty considers.
+
+    Raises:
+        ValueError: llama-server does not support a value in `sampling`; the exception says why.
+    """
+    if sampling.allowed_token_ids and sampling.repetition_penalty != 1.0:
+        raise ValueError("allowed_token_ids cannot be combined with repetition_penalty on llama-server")
+    beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
+    return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
+
+
+def scores(prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """Return the body for /completion that gets the log-probabilities of the most likely tokens after a prompt.
+
+    llama-server reports none if the token that it chooses leaves a character incomplete, so the grammar forbids that.
+    The log-probabilities are computed before the grammar applies.
+    """
+    beside = {"prompt": list(prompt), "n_predict": 1, "stream": False, "n_probs": count, "logit_bias": []}
+    return {**_FIXED, **beside, "temperature": 0.0, "top_k": 1, "grammar": "root ::= [ -~]+", "ignore_eos": False}
+
+
+def _top_k(sampling: Sampling, *more: Any) -> dict[str, Any]:
+    if sampling.top_p == 0:  # the smallest nucleus is one token
+        return {"top_k": 1, "top_p": 1.0}
+    return {"top_k": sampling.top_k, "top_p": sampling.top_p}
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": _top_k,
+    "top_p": _top_k,
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+}
+"""Rules for the fields that matter only when sampling."""
+
+
+def _seed(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+    """Return a seed of 32 bits. The parts of a response must not use the same random numbers."""
+    if sampling.seed is None:
+        return {"seed": _RANDOM_SEED}
+    return {"seed": (sampling.seed + leg.number) % _RANDOM_SEED}
+
+
+def _bias(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+    """Return the biases. llama-server adds those for `ignore_eos` itself."""
+    bias: dict[int, Any] = dict(sampling.logit_bias)
+    for id in sampling.allowed_token_ids:
+        bias[id] = bias.get(id, 0.0) + _ALLOWED
+    bias |= dict.fromkeys(sampling.bad_token_ids, False)
+    if leg.without_end:
+        bias |= dict.fromkeys(sampling.stop_token_ids, False)
+    return {"logit_bias": [[id, value] for id, value in bias.items()]}
+
+
+def _ends(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+    return {"ignore_eos": sampling.ignore_eos or leg.without_end}
+
+
+def _logprobs(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+    scored = sampling.logprobs or sampling.top_logprobs
+    return {"n_probs": max(sampling.top_logprobs, 1) if scored else 0}
+
+
+def _rule(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+    rule = sampling.structured_output
+    return {} if rule is None else grammar(rule)
+
+
+def grammar(rule: StructuredOutput) -> dict[str, Any]:
+    """Return the field for structured output: a JSON schema, or a grammar in GBNF.
+
+    Raises:
+        ValueError: llama-server does not support the schema or regular expression.
+    """
+    match rule.kind:
+        case "json_object":
+            return {"json_schema": {"type": "object"}}
+        case "json_schema":
+            schema = json.loads(rule.value)
+            check_schema(schema)
+            return {"json_schema": schema}
+        case "regex":
+            return _gbnf(f"root ::= {regex_grammar(rule.value)}")
+        case "choice":
+            return _gbnf(f"root ::= {choice_of(json.loads(rule.value))}")
+        case "grammar":
+            return _gbnf(rule.value)
+    raise ValueError(f"llama-server does not support structured output of the kind {rule.kind}")
+
+
+_MAX_CHARACTERS = 1 << 16
+_MAX_NESTED = 200
+_TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
+"""A literal, a class of characters or a comment."""
+
+
+def _gbnf(text: str) -> dict[str, Any]:
+    """Return the field for a grammar.
+
+    Raises:
+        ValueError: the grammar is large or nested. llama-server parses groups by recursion, so that about 20,000
+            brackets crash it, together with all of its requests.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"a grammar for llama-server must not exceed {_MAX_CHARACTERS:,} characters")
+    depth = 0
+    for bracket in re.findall(r"[()]", _TERMINAL.sub("", text)):
+        depth += 1 if bracket == "(" else -1
+        if depth > _MAX_NESTED:
+            raise ValueError(f"a grammar for llama-server must not have more than {_MAX_NESTED} nested groups")
+    return {"grammar": text}
+
+
+_TABLE: Mapping[str, Rule] = {
+    "max_new_tokens": lambda sampling, leg: {},  # `Leg.max_tokens`
+    "min_new_tokens": lambda sampling, leg: {},  # a leg without an end
+    "do_sample": drawn_or({"temperature": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}, _DRAWN),
+    "seed": _seed,
+    "repetition_penalty": unless_neutral("repetition_penalty", "repeat_penalty"),
+    "logit_bias": _bias,
+    "bad_token_ids": _bias,
+    "allowed_token_ids": _bias,
+    "stop_token_ids": _bias,  # the engine itself ends the response
+    "ignore_eos": _ends,
+    "logprobs": _logprobs,
+    "top_logprobs": _logprobs,
+    "structured_output": _rule,
+}
+
+CAPABILITIES = Capabilities(
+    frozenset({*_TABLE, *_DRAWN}),
+    _REASONS,
+    no_adapters="adapters are loaded by the server at option.base_url",
+    no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
+)
+
+_IGNORED = frozenset((
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",
+    "patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
+    "dependencies", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "$dynamicRef",
+))  # fmt: skip
+"""Keywords that llama.cpp ignores, so that a response may contradict the schema."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_OF_SUBSCHEMAS = ("properties", "$defs", "definitions")
+_VALUES = ("const", "enum", "default", "examples")
+
+
+def check_schema(schema: Any) -> None:
+    """Raise ValueError if llama.cpp would ignore a keyword of a schema."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, dict):
+            continue
+        ignored = [name for name in part if name in _IGNORED and not _is_neutral(name, part[name])]
+        if "number" in part.get("type", ()):
+            ignored += [name for name in _BOUNDS if name in part]
+        if ignored:
+            raise ValueError(f"llama-server does not enforce {ignored[0]!r} of a JSON schema")
+        for name in _OF_SUBSCHEMAS:
+            if isinstance(part.get(name), dict):
+                waiting += part[name].values()
+        waiting += [value for name, value in part.items() if name not in (*_OF_SUBSCHEMAS, *_VALUES)]
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a keyword forbids nothing that the grammar allows."""
+    if name in ("unevaluatedProperties", "unevaluatedItems", "additionalItems"):
+        return isinstance(value, bool)  # without such a keyword, a grammar already allows only what is named
+    return name == "uniqueItems" and value is False

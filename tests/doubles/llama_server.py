@@ -1,0 +1,529 @@
+"""A double of llama.cpp's llama-server, as unkind as the original.
+
+Sources: llama.cpp b11434, tools/server: server-schema.cpp (fields), server-context.cpp (slots, errors), server-task.cpp
+(events), server-http.cpp (keys, loading). The model often writes characters of several tokens, whose ids a stream omits
+as the original's does, and sometimes broken ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import random
+import re
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+EOG = frozenset({3, 4})
+CONTEXT = 2048
+HANG = b"hang"
+"""In a script: send nothing more, and wait until the client leaves."""
+_LOWEST = -3.4028234663852886e38
+_NUMBERS = {  # fields, and their hard limits
+    "n_predict": (-1, 2**31), "n_indent": (0, 2**31), "repeat_last_n": (0, 2**31), "min_keep": (0, 2**31),
+    "n_cmpl": (1, 4), "reasoning_budget_tokens": (-1, 2**31), "n_probs": None, "top_k": None, "top_p": None,
+    "min_p": None, "typical_p": None, "temperature": None, "repeat_penalty": None, "presence_penalty": None,
+    "frequency_penalty": None, "seed": None, "mirostat": None,
+}  # fmt: skip
+
+
+class Refusal(Exception):
+    """An error of a request."""
+
+    def __init__(self, message: str, kind: str = "invalid_request_error", code: int = 400) -> None:
+        super().__init__(message)
+        self.error: dict[str, Any] = {"code": code, "message": message, "type": kind}
+
+
+@dataclass
+class Slot:
+    """A slot; `tokens` are in its KV cache, also after its request."""
+
+    id: int
+    tokens: list[int] = field(default_factory=list)
+    is_processing: bool = False
+    error: Refusal | None = None
+
+
+class LlamaServer:
+    """A server on loopback.
+
+    Attributes:
+        pieces: the bytes of each token.
+        context: tokens of a slot.
+        pool: tokens of all slots together, where they share one cache; beyond it, all running requests fail.
+        key: API key, if it has one.
+        is_loading: it answers 503, but to no key.
+        pace: seconds that a token takes.
+        received: bodies of /completion.
+        scripts: each answers one /completion byte for byte.
+        lacks: fields that its /props lacks, as an older server's.
+        left: how many clients have left before the end of an answer.
+        ruled: whether it enforces grammars.
+        eog: ids that end an answer.
+    """
+
+    def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:
+        self.pieces = pieces
+        self.eog = EOG
+        self.model = Model(pieces)
+        self.slots = [Slot(id) for id in range(num_slots)]
+        self.context = CONTEXT
+        self.pool = num_slots * CONTEXT
+        self.key = ""
+        self.is_loading = False
+        self.pace = 0.0
+        self.name = "tiny.gguf"
+        self.owner = "llamacpp"
+        self.received: list[dict[str, Any]] = []
+        self.asked: Counter[str] = Counter()
+        self.scripts: list[Sequence[bytes]] = []
+        self.lacks: frozenset[str] = frozenset()
+        self.left = threading.Semaphore(0)
+        self.ruled = True
+        self.port = 0
+        self.num_connections = 0
+        self._freed = asyncio.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def num_busy(self) -> int:
+        return sum(slot.is_processing for slot in self.slots)
+
+    # -- HTTP ------------------------------------------------------------------------------------------------------
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        gone = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)
+        with contextlib.suppress(*gone), contextlib.closing(writer):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                first, *lines = head.strip().split("\r\n")
+                headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                method, path, _ = first.split(" ")
+                try:
+                    await self._answer(method, path, headers, body, reader, writer)
+                except Refusal as error:
+                    await _write(writer, error.error["code"], {"error": error.error})
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.asked[path] += 1
+        if self.is_loading:
+            raise Refusal("Loading model", "unavailable_error", 503)
+        is_public = path in ("/health", "/v1/health", "/models", "/v1/models", "/")
+        if self.key and not is_public and headers.get("authorization") != f"Bearer {self.key}":
+            raise Refusal("Invalid API Key", "authentication_error", 401)
+        match method, path:
+            case "GET", "/health":
+                return await _write(writer, 200, {"status": "ok"})
+            case "GET", "/models" | "/v1/models":
+                return await _write(writer, 200, self._models())
+            case "GET", "/props":
+                return await _write(writer, 200, self._props())
+            case "GET", "/slots":
+                return await _write(
+                    writer,
+                    200,
+                    [{"id": s.id, "n_ctx": self.context, "is_processing": s.is_processing} for s in self.slots],
+                )
+            case "POST", "/completion" | "/completions":
+                return await self._complete(json.loads(body), reader, writer)
+        raise Refusal("File Not Found", "not_found_error", 404)
+
+    def _models(self) -> Any:
+        meta = {"n_vocab": len(self.pieces), "n_ctx": self.context, "n_ctx_train": self.context}
+        model = {"id": self.name, "aliases": [], "object": "model", "owned_by": self.owner, "meta": meta}
+        return {"models": [{"name": self.name}], "object": "list", "data": [model]}
+
+    def _props(self) -> Any:
+        props = {
+            "default_generation_settings": {"params": {}, "n_ctx": self.context},
+            "total_slots": len(self.slots),
+            "model_alias": self.name,
+            "model_path": f"/models/{self.name}",
+        }
+        return {name: value for name, value in props.items() if name not in self.lacks}
+
+    # -- completions -----------------------------------------------------------------------------------------------
+
+    async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.received.append(body)
+        if self.scripts:
+            return await self._play(self.scripts.pop(0), reader, writer)
+        self._check(body)
+        leaving = asyncio.ensure_future(reader.read(1))
+        work = asyncio.ensure_future(self._generate(body, writer))
+        try:
+            await asyncio.wait([leaving, work], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.left.release()
+                raise ConnectionError
+            await work
+        finally:
+            work.cancel()
+            leaving.cancel()
+            await asyncio.wait([work, leaving])
+
+    async def _play(self, script: Sequence[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for part in script:
+            if part is HANG:
+                await reader.read()
+                self.left.release()
+                break
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        raise ConnectionError
+
+    def _check(self, body: dict[str, Any]) -> None:
+        """Check the fields as the schema does, and the grammar and the prompt as the slot does."""
+        for name, limits in _NUMBERS.items():
+            value = body.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise Refusal(f"Field '{name}': [json.exception.type_error.302] type must be number, but is not")
+            if limits is not None and not limits[0] <= value < limits[1]:
+                raise Refusal(f"Field '{name}': Value must be between {limits[0]} <= value, but got {value}")
+        if body.get("repeat_penalty", 1.0) <= 0:
+            raise Refusal("Failed to initialize samplers: penalty_repeat must be finite and greater than 0")
+        prompt = body["prompt"]
+        if not prompt:
+            raise Refusal('"prompt" must not be empty')
+        if not all(0 <= id < len(self.pieces) for id in prompt):
+            raise Refusal("Prompt contains invalid tokens")
+        if len(prompt) >= self.context:
+            words = f"request ({len(prompt)} tokens) exceeds the available context size ({self.context} tokens)"
+            raise Refusal(f"{words}, try increasing it", "exceed_context_size_error")
+        texts(body)
+
+    async def _slot(self, prompt: Sequence[int]) -> Slot:
+        """Wait for a free slot: the one with the longest common prefix."""
+        async with self._freed:
+            await self._freed.wait_for(lambda: self.num_busy < len(self.slots))
+            slot = max(
+                (slot for slot in self.slots if not slot.is_processing), key=lambda slot: _common(slot.tokens, prompt)
+            )
+            slot.is_processing, slot.error = True, None
+            return slot
+
+    async def _generate(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        slot = await self._slot(body["prompt"])
+        try:
+            run = _Run(self, slot, body)
+            begun = False
+            async for event in run.events():
+                if not body.get("stream"):
+                    continue
+                if not begun:
+                    writer.write(_HEAD)
+                    begun = True
+                await _chunk(writer, event)
+            if not body.get("stream"):
+                await _write(writer, 200, run.last)
+            elif begun:
+                writer.write(b"0\r\n\r\n")
+                await writer.drain()
+        except Refusal as error:
+            if not (body.get("stream") and begun):
+                raise
+            await _chunk(writer, {"error": error.error})
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+        finally:
+            slot.is_processing = False
+            async with self._freed:
+                self._freed.notify_all()
+
+    def fail_all(self, message: str) -> None:
+        """End all running requests with an error, as after a failed `llama_decode`."""
+        for slot in self.slots:
+            slot.error = Refusal(message, "server_error", 500)
+            slot.tokens = []
+
+
+class _Run:
+    """A request in its slot."""
+
+    def __init__(self, server: LlamaServer, slot: Slot, body: dict[str, Any]) -> None:
+        self.server, self.slot, self.body = server, slot, body
+        self.num_cached = _common(slot.tokens, body["prompt"]) if body.get("cache_prompt", True) else 0
+        self.num_cached = min(self.num_cached, len(body["prompt"]) - 1)
+        self.last: dict[str, Any] = {}
+        self._seed = random.Random(body["seed"] if body.get("seed", -1) not in (-1, 0xFFFFFFFF) else None)
+        self._texts = texts(body) if server.ruled else None
+        self._text = b""
+        self._num_sent = 0
+        self._ids: list[int] = []
+        self._scores: list[dict[str, Any]] = []
+        slot.tokens = list(body["prompt"])
+
+    async def events(self) -> Any:
+        server, body = self.server, self.body
+        most = body.get("n_predict", -1)
+        while True:
+            await asyncio.sleep(server.pace)
+            if sum(len(slot.tokens) for slot in server.slots if slot.is_processing) >= server.pool:
+                server.fail_all("Context size has been exceeded.")
+            if self.slot.error is not None:
+                raise self.slot.error
+            id, score = self._sample()
+            self._ids.append(id)
+            self._text += b"" if id in EOG else server.pieces[id]
+            if not cut_off(self._text):
+                self._scores.append(score)
+                yield self._partial(id, score)
+            reason = self._reason(id, most)
+            if reason:
+                self.last = self._final(reason)
+                yield {**self.last, "tokens": [], "content": ""} if body.get("stream") else self.last
+                return
+            self.slot.tokens.append(id)
+
+    def _reason(self, id: int, most: int) -> str:
+        if id in EOG:
+            return "eos"
+        is_full = len(self.slot.tokens) + 1 >= self.server.context
+        return "limit" if is_full or 0 <= most <= len(self._ids) else ""
+
+    def _partial(self, id: int, score: dict[str, Any]) -> dict[str, Any]:
+        content, self._num_sent = self._text[self._num_sent :], len(self._text)
+        event = {
+            "index": 0,
+            "content": content.decode(errors="replace"),
+            "tokens": [id],
+            "stop": False,
+            "id_slot": self.slot.id,
+            "tokens_predicted": len(self._ids),
+            "tokens_evaluated": len(self.body["prompt"]),
+        }
+        if self.body.get("n_probs"):
+            event["completion_probabilities"] = [score]
+        return event
+
+    def _final(self, reason: str) -> dict[str, Any]:
+        event = {
+            "index": 0,
+            "content": self._text.decode(errors="replace"),
+            "tokens": self._ids if self.body.get("return_tokens") else [],
+            "stop": True,
+            "model": self.server.name,
+            "tokens_predicted": len(self._ids),
+            "prompt": "x" * len(self.body["prompt"]),
+            "truncated": len(self.slot.tokens) + 1 >= self.server.context,
+            "stop_type": reason,
+            "stopping_word": "",
+            "timings": {"cache_n": self.num_cached, "prompt_n": len(self.body["prompt"]) - self.num_cached},
+        }
+        if self.body.get("n_probs") and not self.body.get("stream"):
+            event["completion_probabilities"] = self._scores
+        names = self.body.get("response_fields")
+        return {name: event[name] for name in names if name in event} if names else event
+
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def _sample(self) -> tuple[int, dict[str, Any]]:
+        ids = [*self.body["prompt"], *self._ids]
+        raw = self.server.model.logits(ids)
+        biased = raw.copy()
+        for id, bias in self.body.get("logit_bias", ()):
+            if 0 <= id < len(raw):
+                biased[id] = -math.inf if bias is False else biased[id] + bias
+        if self.body.get("ignore_eos"):
+            biased[[*EOG]] = -math.inf
+        if self._texts is not None:
+            biased[[id for id in range(len(raw)) if not self._fits(id)]] = -math.inf
+        order, weights = chain(biased, ids, self.body)
+        chosen = int(order[0]) if len(order) == 1 else self._seed.choices(order.tolist(), weights.tolist())[0]
+        return chosen, self._score(chosen, raw)
+
+    def _fits(self, id: int) -> bool:
+        assert self._texts is not None
+        if id in EOG:
+            return self._text in self._texts
+        after = self._text + self.server.pieces[id]
+        return bool(self.server.pieces[id]) and any(text.startswith(after) for text in self._texts)
+
+    def _score(self, id: int, raw: Any) -> dict[str, Any]:
+        count = self.body.get("n_probs", 0)
+        if not count:
+            return {}
+        values = raw - numpy.log(numpy.exp(raw).sum())
+
+        def one(id: int) -> dict[str, Any]:
+            piece = self.server.pieces[id]
+            return {"id": id, "token": piece.decode(errors="ignore"), "bytes": [*piece], "logprob": float(values[id])}
+
+        return {**one(id), "top_logprobs": [one(int(id)) for id in numpy.argsort(-raw, kind="stable")[:count]]}
+
+
+def chain(logits: Any, ids: Sequence[int], body: dict[str, Any]) -> tuple[Any, Any]:
+    """Apply the samplers of a request in its order. Return the candidates, and weights that need not add up to 1."""
+    order, values = numpy.arange(len(logits)), logits
+    for name in body.get("samplers", ("penalties", "top_k", "typ_p", "top_p", "min_p", "temperature")):
+        match name:
+            case "penalties":
+                values = _penalized(values, ids, body)
+            case "temperature":
+                temperature = body.get("temperature", 0.8)
+                if temperature <= 0:
+                    order, values = order[[values.argmax()]], values[[values.argmax()]]
+                else:
+                    values = values / temperature
+            case "top_k" if body.get("top_k", 40) > 0:
+                best = numpy.argsort(-values, kind="stable")[: body.get("top_k", 40)]
+                order, values = order[best], values[best]
+            case "top_p" if body.get("top_p", 0.95) < 1:
+                best = numpy.argsort(-values, kind="stable")
+                order, values = order[best], values[best]
+                sums = numpy.exp(values - values[0]).cumsum()
+                count = int(numpy.searchsorted(sums, body.get("top_p", 0.95) * sums[-1])) + 1
+                order, values = order[:count], values[:count]
+            case "min_p" if body.get("min_p", 0.05) > 0:
+                keep = values >= values.max() + math.log(body.get("min_p", 0.05))
+                order, values = order[keep], values[keep]
+    return order, numpy.exp(values - values.max())
+
+
+def _penalized(values: Any, ids: Sequence[int], body: dict[str, Any]) -> Any:
+    """Apply the penalties, of which all count the prompt."""
+    most, penalty = body.get("repeat_last_n", 64), body.get("repeat_penalty", 1.0)
+    values = values.copy()
+    for id, count in Counter(ids[-most:] if most else ()).items():
+        values[id] = values[id] * penalty if values[id] <= 0 else values[id] / penalty
+        values[id] -= count * body.get("frequency_penalty", 0.0) + body.get("presence_penalty", 0.0)
+    return values
+
+
+class Model:
+    """Computes the logits of the next token from the last ones."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._continues = 8 * numpy.array([b"\x80" <= piece[:1] < b"\xc0" for piece in pieces])
+        self._begins = 4 * numpy.array([piece[-1:] >= b"\xc0" for piece in pieces])
+        self._known: dict[tuple[int, ...], Any] = {}
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        last = tuple(ids[-4:])
+        if last not in self._known:
+            self._known[last] = self._logits(last)
+        return self._known[last]
+
+    def _logits(self, last: tuple[int, ...]) -> Any:
+        draw = numpy.random.default_rng(zlib.crc32(repr(last).encode()))
+        values = draw.uniform(0, 6, len(self._pieces))
+        if cut_off(b"".join(self._pieces[id] for id in last)):
+            values += self._continues * (draw.random() < 0.95)  # seldom leaves a character incomplete
+        else:
+            values += self._begins * (draw.random() < 0.2)
+        values[[*EOG]] = draw.uniform(0, 8, len(EOG)) - 1
+        return values
+
+
+def cut_off(text: bytes) -> bool:
+    """Whether the original waits for the rest of the last character (`validate_utf8`)."""
+    for count in range(1, min(4, len(text)) + 1):
+        byte = text[-count]
+        size = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 0
+        if size > count:
+            return True
+    return False
+
+
+def texts(body: dict[str, Any]) -> list[bytes] | None:
+    """The texts that a request's grammar allows, as far as the double reads grammars; None: all."""
+    if "json_schema" in body and "grammar" not in body:
+        return [json.dumps(example(body["json_schema"]), ensure_ascii=False, separators=(",", ":")).encode()]
+    if not (text := body.get("grammar", "")):
+        return None
+    literal = r'"((?:[^"\\]|\\.)*)"'
+    rest = re.sub(literal + r"|\[(.)-(.)\]", "", text.removeprefix("root ::= "))
+    if not text.startswith("root ::= ") or rest.strip(" ()|+"):
+        raise Refusal("Failed to initialize samplers: failed to parse grammar")
+    found = [json.loads(re.sub(r"\\U0000(....)", r"\\u\1", f'"{one[1]}"')) for one in re.finditer(literal, text)]
+    for one in re.finditer(r"\[(.)-(.)\]", text):
+        found += map(chr, range(ord(one[1]), ord(one[2]) + 1))
+    return [one.encode() for one in found]
+
+
+def example(schema: Any) -> Any:
+    """An instance of a schema."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    match schema.get("type"):
+        case "object":
+            return {name: example(value) for name, value in schema.get("properties", {}).items()}
+        case "array":
+            return []
+        case "string":
+            return "a"
+    return 1
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    return next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    b"Keep-Alive: timeout=5, max=100\r\n\r\n"
+)
+
+
+async def _write(writer: asyncio.StreamWriter, code: int, body: Any) -> None:
+    data = json.dumps(body).encode()
+    kind = "Content-Type: application/json; charset=utf-8"
+    writer.write(f"HTTP/1.1 {code} Status\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+
+
+async def _chunk(writer: asyncio.StreamWriter, event: Any) -> None:
+    data = b"data: " + json.dumps(event).encode() + b"\n\n"
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+    await writer.drain()
+
+
+@contextlib.contextmanager
+def listening(pieces: Sequence[bytes], num_slots: int = 4) -> Iterator[LlamaServer]:
+    """A server on loopback, on a thread."""
+    loop = asyncio.new_event_loop()
+    server = LlamaServer(pieces, num_slots)
+    listener = loop.run_until_complete(asyncio.start_server(server.serve, "127.0.0.1", 0))
+    server.port = listener.sockets[0].getsockname()[1]
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        listener.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()

@@ -1,0 +1,103 @@
+"""docs/llamacpp.md; `python -m tests.unit.engines.test_llamacpp_document` rewrites its table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, check_schema, completion, grammar
+from tests.docs.pages import ROOT, fill
+from tests.parameter_matrix import FIELD_VALUES
+from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, cell
+
+DOCUMENT = ROOT / "docs" / "llamacpp.md"
+LEG = Leg([1], 5)
+BASE: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
+BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids"}
+"""Fields for which the engine chooses the length and the end of a completion."""
+
+
+def render() -> str:
+    by_cell: dict[str, list[str]] = {}
+    for field in Sampling._fields:
+        if field not in HANDLERS_OWN:
+            by_cell.setdefault(cell(CAPABILITIES, field), []).append(f"`{NAMES.get(field, field)}`")
+    rows = [f"| {', '.join(names)} | {found} |" for found, names in by_cell.items()]
+    table = "\n".join(["| parameters | `llama-server` |", "|---|---|", *rows, ""])
+    return fill(DOCUMENT.read_text(), "llamacpp parameters", table)
+
+
+def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
+    assert DOCUMENT.read_text() == render(), "`python -m tests.unit.engines.test_llamacpp_document` writes it"
+
+
+def test_what_is_not_refused_changes_the_request() -> None:
+    plain = completion(Sampling(**BASE), LEG, 64)
+    for field in set(Sampling._fields) - CAPABILITIES.unsupported.keys() - HANDLERS_OWN - BY_THE_ENGINE:
+        assert completion(Sampling(**{**BASE, field: FIELD_VALUES[field]}), LEG, 64) != plain, field
+    stops = Sampling(**BASE, stop_token_ids=(7,))
+    assert completion(stops, LEG._replace(without_end=True), 64)["logit_bias"] == [[7, False]]
+    guides = {**GUIDES, "regex": "b"}  # the grammar of a choice is that of an expression too
+    guided = [
+        completion(Sampling(**BASE, structured_output=StructuredOutput(*guide)), LEG, 64) for guide in guides.items()
+    ]
+    assert len({str(body) for body in (plain, *guided)}) == 1 + len(GUIDES)
+
+
+def test_choices_and_expressions_become_gbnf() -> None:
+    assert grammar(StructuredOutput("choice", '["a\\"b", "é"]')) == {
+        "grammar": r'root ::= ("a\U00000022b" | "\U000000e9")'
+    }
+    assert grammar(StructuredOutput("regex", "[0-9]{2}")) == {"grammar": "root ::= ([0-9]{2,2})"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"not": {"type": "string"}}, "additionalProperties": False},
+        {"type": "integer", "minimum": 3},
+        {"enum": [{"not": 1}], "default": {"if": 1}},
+        {"type": "array", "uniqueItems": False, "items": {"$ref": "#/$defs/a"}},
+        {"type": "object", "unevaluatedProperties": False},
+        True,
+    ],
+)  # fmt: skip
+def test_schemas_without_ignored_keywords(schema: Any) -> None:
+    check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"anyOf": [{"type": ["null", "number"], "exclusiveMaximum": 2}]}, "exclusiveMaximum"),
+        ({"$defs": {"a": {"uniqueItems": True}}}, "uniqueItems"),
+        ({"prefixItems": [{"not": {}}]}, "not"),
+        ({"additionalProperties": {"contains": {}}}, "contains"),
+    ],
+)  # fmt: skip
+def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
+    with pytest.raises(ValueError, match=f"does not enforce '{keyword}'"):
+        check_schema(schema)
+
+
+NESTED = 200
+
+
+def test_grammars_that_would_crash_the_server_are_refused() -> None:
+    def nested(depth: int, inner: str = '"a"') -> StructuredOutput:
+        return StructuredOutput("grammar", "root ::= " + "(" * depth + inner + ")" * depth)
+
+    assert grammar(nested(NESTED))
+    assert grammar(nested(NESTED, '"((" [(\\](] # ((\n')), "these are no groups"
+    with pytest.raises(ValueError, match="more than 200 nested groups"):
+        grammar(nested(NESTED + 1))
+    with pytest.raises(ValueError, match="more than 200 nested groups"):
+        grammar(StructuredOutput("grammar", "root ::= " + '("))" ' * (NESTED + 1)))
+    with pytest.raises(ValueError, match="must not exceed 65,536 characters"):
+        grammar(StructuredOutput("choice", str([f"{number:09}" for number in range(9999)]).replace("'", '"')))
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render())
