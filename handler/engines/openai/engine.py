@@ -213,6 +213,7 @@ class SglangEngine(UrlEngine):
         """Run the event loop until the servers know which requests have ended, unless other requests run it anyway."""
         if not all(running.ended for running in self._running.values()):
             return
+        self._interrupted = False  # set again as long as commands wait
         timer = self._loop.call_later(_ABORT_SECONDS, self._loop.stop)
         deadline = self._loop.time() + _ABORT_SECONDS
         while self._aborts and not self._interrupted and self._loop.time() < deadline:

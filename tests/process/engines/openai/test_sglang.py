@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -446,6 +447,25 @@ def test_the_end_of_the_engine_aborts_all_requests() -> None:
             for key in range(1, 9):
                 start(found, server, key)
         wait_for(lambda: not server.running, 1, "slots are held")
+
+
+def test_cancels_that_come_together_are_all_told_to_the_server() -> None:
+    with listening(pace=0.05, disconnect_seconds=60.0) as server, engine(server) as found:
+        commands, sender = os.pipe()
+        try:
+            for key in range(1, 9):
+                start(found, server, key)
+            found.interrupt_on(commands)
+            os.write(sender, b"cancel " * 8)
+            for key in range(1, 8):
+                found.cancel(key)
+            os.read(commands, 100)
+            found.cancel(8)  # after this, nothing runs the engine
+            wait_for(lambda: not server.running, 1, "slots are held")
+        finally:
+            found._loop.remove_reader(commands)
+            os.close(commands)
+            os.close(sender)
 
 
 def test_a_silent_request_is_aborted() -> None:
