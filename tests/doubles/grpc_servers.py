@@ -471,7 +471,8 @@ class SglangServer(_OfServicer):
             request.tokenized.input_ids,
             params.max_new_tokens,
             params.min_new_tokens,
-            frozenset(params.stop_token_ids),
+            # With ignore_eos, managers/schedule_batch.py looks for no stop tokens either.
+            frozenset() if params.ignore_eos else frozenset(params.stop_token_ids),
             frozenset() if params.ignore_eos else self.eos,
             None,
             params.temperature > 1e-6,

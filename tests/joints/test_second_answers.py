@@ -15,7 +15,7 @@ from handler.config.config import Config
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.openai.client import HttpClient
-from handler.engines.openai.engine import UrlEngine
+from handler.engines.openai.engine import load
 from proof.bench.client import BodyReader, Connection, Pool, address
 from tests.servers import PATIENCE
 
@@ -96,7 +96,7 @@ def completions(server: Server, goes_on: bool) -> list[object]:
         "base_url": (f"{server.url}/v1",), "base_url_kind": "vllm", "base_url_timeout": PATIENCE,
         "base_url_connect_timeout": 5.0,
     }  # fmt: skip
-    engine, found = UrlEngine(EngineConfig(Config(engine_options=given))), list[object]()
+    engine, found = load(EngineConfig(Config(engine_options=given))), list[object]()
     assert server.sent.acquire(timeout=PATIENCE)  # behind the list of models
     for number in NUMBERS:
         if goes_on:

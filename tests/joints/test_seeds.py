@@ -11,7 +11,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Request
 from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.grpc.client import CONTRACTS
-from handler.engines.openai.kinds import KINDS, completion
+from handler.engines.openai.kinds import KINDS
 from handler.engines.trtllm.sampling import ModelProperties
 from handler.engines.trtllm.sampling import sampling_arguments as trtllm_arguments
 from handler.engines.vllm.sampling import sampling_arguments as vllm_arguments
@@ -116,7 +116,7 @@ def test_no_engine_is_sent_a_seed_that_nobody_asked_for(name: str) -> None:
         assert sampling.do_sample
         assert vllm_arguments(sampling)["seed"] is None
         for kind in KINDS:
-            assert "seed" not in completion(kind, "m", [97], sampling)
+            assert "seed" not in KINDS[kind].body("m", [97], sampling)
         assert not CONTRACTS["vllm"].request("", [97], sampling).sampling_params.HasField("seed")
 
 
@@ -142,7 +142,7 @@ def test_an_engine_without_seeds_has_none_in_its_answers(name: str) -> None:
 
 def test_a_client_s_seed_reaches_the_engine() -> None:
     sent, _ = run(ROUTES["/v1/completions"], {"prompt": "a", "n": 2, "seed": 7})
-    assert [completion("vllm", "m", [97], request.sampling)["seed"] for request in sent] == [7, 8]
+    assert [KINDS["vllm"].body("m", [97], request.sampling)["seed"] for request in sent] == [7, 8]
 
 
 @pytest.mark.parametrize("torch_sampler", [True, False])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.app.server import serve
-from tests.doubles import grpc_servers, tiny
+from tests.doubles import grpc_servers, sglang_server, tiny
 from tests.process.engines.openai import server as url_servers
 from tests.servers import options
 
@@ -55,6 +55,12 @@ def by_url(*, reasons: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def sglang_by_url(*, reasons: bool) -> Iterator[str]:
+    with sglang_server.listening(context=tiny.CONTEXT, reasons=reasons) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
 def by_grpc(*, reasons: bool) -> Iterator[str]:
     with grpc_servers.listening() as server:
         server.model["max_context_length"] = tiny.CONTEXT
@@ -63,9 +69,13 @@ def by_grpc(*, reasons: bool) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("reasons", [True, False], ids=["--reasoning-parser", "no parser"])
-@pytest.mark.parametrize(("engine", "listening"), [("openai", by_url), ("grpc", by_grpc)])
+@pytest.mark.parametrize(
+    ("engine", "kind", "listening"),
+    [("openai", "vllm", by_url), ("openai", "sglang", sglang_by_url), ("grpc", "vllm", by_grpc)],
+)
 def test_what_asks_for_structured_output_gets_it_or_is_refused(
     engine: str,
+    kind: str,
     listening: Callable[..., contextlib.AbstractContextManager[str]],
     reasons: bool,
     tmp_path_factory: pytest.TempPathFactory,
@@ -73,7 +83,7 @@ def test_what_asks_for_structured_output_gets_it_or_is_refused(
     model = str(tiny.make(tmp_path_factory.mktemp("tiny")))
     with (
         listening(reasons=reasons) as url,
-        serve(model, "--engine", engine, *options(f"option.base_url={url}", "option.base_url_kind=vllm")) as server,
+        serve(model, "--engine", engine, *options(f"option.base_url={url}", f"option.base_url_kind={kind}")) as server,
     ):
         server.wait_ready()
         for name, (path, body) in ASKED.items():

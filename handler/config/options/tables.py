@@ -497,7 +497,7 @@ def words(text: str) -> tuple[str, ...]:
 
 REMOTE = (
     Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_OPENAI),
-    Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "dynamo", "lmi", "llamacpp"), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler, llamacpp is llama-server", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "dynamo", "lmi", "sglang", "llamacpp"), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler, llamacpp is llama-server", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name on that server; by default the first in /models", engines=_OPENAI),
     Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_GRPC),
     Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),

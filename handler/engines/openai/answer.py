@@ -42,7 +42,16 @@ _MOST_HEADER = 64  # characters of a Retry-After
 
 
 class EventAnswer(ResponseCheck):
-    """Reads the events of one response."""
+    """Reads the events of one response.
+
+    Attributes:
+        body: body of the request.
+        id: the request's id at the server, or "" if the protocol has none; each attempt has another.
+        stopped: whether this engine has ended the response at a stop token that the server misses.
+    """
+
+    id = ""
+    stopped = False
 
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
         super().__init__(request.sampling)
@@ -63,14 +72,8 @@ class EventAnswer(ResponseCheck):
         if part.finish is not None:
             self._count(event, part)
             return True
-        if event.name == b"error":
-            raise event_error(event.data or event.comment)
-        if event.data == b"[DONE]":
-            raise Failed("ended its response without a finish_reason")
         try:
-            value = orjson.loads(event.data)
-            if "error" in value:
-                raise event_error(event.data)
+            value = event_value(event)
             choice = next(iter(value["choices"]), None)
             if choice is None:  # token counts before the end
                 return False
@@ -81,7 +84,7 @@ class EventAnswer(ResponseCheck):
                 self._take(ids, choice.get("logprobs"), part)
             self._has_text = self._has_text or bool(choice.get("text"))
         except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-            raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(event.data)}") from None
+            raise unreadable(event, error) from None
         if reason is not None:
             part.finish = self._finish(reason, choice.get("stop_reason"), ids)
         return bool(ids) and reason is None
@@ -106,6 +109,29 @@ class EventAnswer(ResponseCheck):
         if self._has_text and not self._num_ids:
             raise Failed("sent text without token ids", "option.base_url_kind is wrong", lasts=True)
         return self.finish(reason, ids[-1] if ids else stop_reason)  # the id of the end token may be missing
+
+
+def event_value(event: StreamEvent) -> Any:
+    """Return the JSON of an event.
+
+    Raises:
+        Refused: the event is an error caused by the request.
+        Failed: the event is another error, or the end.
+        ValueError: the event is not JSON.
+    """
+    if event.name == b"error":
+        raise event_error(event.data or event.comment)
+    if event.data == b"[DONE]":
+        raise Failed("ended its response without a finish_reason")
+    value = orjson.loads(event.data)
+    if "error" in value:
+        raise event_error(event.data)
+    return value
+
+
+def unreadable(event: StreamEvent, error: Exception) -> Failed:
+    """Return the error for an event that is not as expected."""
+    return Failed("sent an event that cannot be read", f"{error!r}: {shortened(event.data)}")
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:

@@ -26,13 +26,21 @@ _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
 
+Events = AsyncIterator[list[StreamEvent]]
+"""The events of a response, as they arrive."""
+
 
 class HttpModel(NamedTuple):
-    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
+    """A server's model, or a LoRA adapter of it.
+
+    Attributes:
+        max_tokens: limit for the prompt and the response together; None if not reported.
+    """
 
     name: str
     owner: str
     max_tokens: int | None
+    is_adapter: bool = False
 
     @property
     def kinds(self) -> list[str]:
@@ -74,24 +82,44 @@ class HttpClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def models(self, url: str) -> list[HttpModel]:
-        """Return the server's models, but not its adapters.
+    async def models(self, url: str, *, adapters: bool = False) -> list[HttpModel]:
+        """Return the server's models, and its adapters if requested.
 
         Raises:
             Failed: the server does not report its models.
         """
-        return _models(await self.get(f"{url}/models"))
+        models = _models(await self.get(f"{url}/models"))
+        return [model for model in models if adapters or not model.is_adapter]
 
-    async def get(self, url: str) -> bytes:
+    async def document(self, *urls: str) -> Any:
+        """Return the JSON document at the first of these addresses that exists.
+
+        Raises:
+            Failed: the server does not return the document.
+        """
+        for url in urls:
+            data = await self.get(url, may_miss=url != urls[-1])
+            if data:
+                break
+        try:
+            return orjson.loads(data)
+        except ValueError as error:
+            raise Failed("does not report its settings", f"its {urls[-1]} cannot be read: {error!r}") from None
+
+    async def get(self, url: str, *, may_miss: bool = False) -> bytes:
         """Return the body of a description, such as a list of models.
+
+        Args:
+            may_miss: whether to return b"" if the server does not have this address.
 
         Raises:
             Failed: the server does not return it.
         """
         with self._translated():
-            request = self._session.get(url, timeout=self._models_timeout, allow_redirects=False)
-            async with request as response:
+            async with self._session.get(url, timeout=self._models_timeout, allow_redirects=False) as response:
                 data = await _body(response.content)
+                if response.status == 404 and may_miss:
+                    return b""
                 if response.status != 200:
                     error = status_error(response.status, data, response.headers)
                     raise error if isinstance(error, Failed) else Failed(f"answered {error.status}", error.words)
@@ -114,7 +142,7 @@ class HttpClient:
                 return data
 
     @contextlib.asynccontextmanager
-    async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[StreamEvent]]]:
+    async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[Events]:
         """Send a request to this address, and yield an iterator over the events of the response as they arrive.
 
         If the context exits before the response ends, the connection is closed.
@@ -219,18 +247,26 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
 
 def _models(data: bytes) -> list[HttpModel]:
     try:
-        return [_model(item) for item in orjson.loads(data)["data"] if not item.get("parent")]
+        entries = orjson.loads(data)["data"]
+        limits = {entry["id"]: _limit(entry) for entry in entries if not entry.get("parent")}
+        return [_model(entry, limits) for entry in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Failed("does not report its models", f"its /models cannot be read: {error!r}") from None
 
 
-def _model(entry: Mapping[str, Any]) -> HttpModel:
-    name, max_tokens = entry["id"], entry.get("max_model_len") or entry.get("context_window")
+def _limit(entry: Mapping[str, Any]) -> int | None:
+    most = entry.get("max_model_len") or entry.get("context_window")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"a model's limit is {most!r:.100} tokens")
+    return most
+
+
+def _model(entry: Mapping[str, Any], limits: Mapping[str, int | None]) -> HttpModel:
+    """Return a model or an adapter, which has the limit of its model."""
+    name, parent = entry["id"], entry.get("parent")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
         raise ValueError("a model's id is not a valid name")
-    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise ValueError(f"a model's limit is {max_tokens!r:.100} tokens")
-    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], max_tokens)
+    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], limits.get(parent or name), bool(parent))
 
 
 def has_tls(urls: Sequence[str]) -> bool:

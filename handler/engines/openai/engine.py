@@ -1,27 +1,44 @@
 """An engine that uses servers with OpenAI's API. It sends token ids to /v1/completions, which returns token ids.
 
-llama.cpp's servers do not return token ids there, so they are used through their own API (`engines.llamacpp`).
+llama.cpp's servers and SGLang do not return token ids there, so they are used through their own APIs
+(`engines.llamacpp`, `sglang`).
 
 This handler still processes text, stop strings, chat templates and errors itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from typing import Any
 
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest
+from handler.core.values import Sampling
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
 from handler.engines.openai.answer import EventAnswer
-from handler.engines.openai.client import HttpClient, HttpModel, find_kind, has_tls, suitable
-from handler.engines.openai.kinds import KINDS, completion
-from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
+from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.sglang import (
+    GenerateAnswer,
+    LabelAnswer,
+    SglangServer,
+    depends_on_flags,
+    label_sampling,
+    native,
+)
+from handler.engines.remote.engine import TLS_CLOSE, TRUST, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+
+_TAKES_ENDS = ("vllm", "sglang")
+"""Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
+_ABORT_TIMEOUT = 5.0  # seconds
+_ABORT_SECONDS = 0.5  # for a server to receive the last abort before the event loop rests
 
 _SETTING = RemoteOptions("openai", "http://host:8000/v1")
 check, prepare = _SETTING.check, _SETTING.prepare
@@ -30,20 +47,19 @@ check, prepare = _SETTING.check, _SETTING.prepare
 class UrlEngine(RemoteEngine[EventAnswer]):
     """Engine for servers with OpenAI's API; see `engines.base.Engine`."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, kind: str) -> None:
         options = config.engine_options
         urls = options["base_url"]
-        kind, self._wanted_kind = options["base_url_kind"], None  # the kind that the operator sets is not checked
-        if kind == "auto":
-            kind = self._wanted_kind = find_kind(urls)
+        # The kind that the operator sets is not checked.
+        self._wanted_kind = kind if options["base_url_kind"] == "auto" else None
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
-        self._eos = eos_ids(config) if kind == "vllm" and config.model is not None else frozenset()
+        self._eos = eos_ids(config) if kind in _TAKES_ENDS and config.model is not None else frozenset()
         self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             self._model: str = options.get("base_url_model") or ""  # "": the first model of the first server
             description = repr(self._model) if self._model else "a model"
-            model, failed = self.complete(find_model(urls, self._client.models, self._fit, description))
+            model, failed = self.complete(find_model(urls, self.models, self._fit, description))
             self._model = model.name
             self.begin("openai", model.max_tokens, config, failed)
             on_failure.pop_all()
@@ -52,8 +68,32 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
     def new_call(self, request: EngineRequest) -> EventAnswer:
+        return EventAnswer(self.body(request), request)
+
+    def body(self, request: EngineRequest) -> dict[str, Any]:
+        """Return the body of a request. Its parts that depend on the server are added later."""
         sampling = with_ends(request.sampling, self._eos)
-        return EventAnswer(completion(self._kind, self._model, request.ids, sampling), request)
+        return KINDS[self._kind].body(self.model_name, request.ids, sampling)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model in requests."""
+        return self._model
+
+    async def models(self, url: str) -> list[HttpModel]:
+        """Return a server's models.
+
+        Raises:
+            Failed: the server does not report its models, or can serve none of them.
+        """
+        return await self._client.models(url)
+
+    def send(self, server: RemoteServer, call: EventAnswer) -> AbstractAsyncContextManager[Events]:
+        """Send a request to a server; see `HttpClient.events`."""
+        return self._client.events(f"{server.url}/completions", call.body)
+
+    def abandon(self, server: RemoteServer, call: EventAnswer) -> None:
+        """Tell a server that a request has ended early. Most servers see that its connection is closed."""
 
     async def stream(self, server: RemoteServer, running: Running[EventAnswer]) -> None:
         """Read a response to the end, including the token counts after `finish_reason`, and release the connection.
@@ -63,14 +103,18 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             Failed: the server fails.
         """
         try:
-            async with self._client.events(f"{server.url}/completions", running.call.body) as events:
+            async with self.send(server, running.call) as events:
                 async for batch in events:
                     for event in batch:
                         if running.ended:
                             break
                         part = running.held or self._parts.get(running.key) or Part()
                         if running.call.read(event, part):
+                            if running.call.stopped:
+                                self.abandon(server, running.call)
                             self.take(server, running, part)
+                            if running.call.stopped:
+                                return
                         elif part.finish is not None:
                             self.hold(running, part)
                 self.release(server, running)
@@ -83,10 +127,103 @@ class UrlEngine(RemoteEngine[EventAnswer]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self._fit(await self._client.models(server.url)).max_tokens)
+        self.check_max_tokens(self._fit(await self.models(server.url)).max_tokens)
 
     async def disconnect(self) -> None:
         await self._client.close()
+
+
+class SglangEngine(UrlEngine):
+    """Engine for SGLang servers, by their own API.
+
+    SGLang notices a closed connection only after two seconds, so requests that end early are also aborted.
+    """
+
+    def __init__(self, config: EngineConfig, kind: str) -> None:
+        self._reports: dict[str, SglangServer] = {}  # by address
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._is_adapter = False  # whether option.base_url_model names a LoRA adapter that the servers have loaded
+        super().__init__(config, kind)
+
+    def new_call(self, request: EngineRequest) -> GenerateAnswer:
+        if isinstance(request.parameters, Sampling):
+            return GenerateAnswer(self.body(request), request)
+        body = self.body(request._replace(parameters=label_sampling(request.pooling)))
+        return LabelAnswer(body, request)
+
+    async def models(self, url: str) -> list[HttpModel]:
+        models, root = await self._client.models(url, adapters=True), native(url)
+        model = await self._client.document(f"{root}/model_info", f"{root}/get_model_info")
+        server = await self._client.document(f"{root}/server_info", f"{root}/get_server_info")
+        self._reports[url] = SglangServer.read(model, server)
+        return models
+
+    @property
+    def model_name(self) -> str:
+        return self._model if self._is_adapter else ""
+
+    def _fit(self, models: Sequence[HttpModel], first: HttpModel | None = None) -> HttpModel:
+        model = super()._fit(models, first)
+        if first is not None and model.is_adapter != first.is_adapter:
+            raise Failed("serves another model", f"{model.name!r} is an adapter of one server and a model of another")
+        self._is_adapter = model.is_adapter
+        return model
+
+    def send(self, server: RemoteServer, call: EventAnswer) -> AbstractAsyncContextManager[Events]:
+        body = self._reports[server.url].addressed(call.body)
+        call.id = body["rid"]
+        return self._client.events(f"{native(server.url)}/generate", body)
+
+    async def stream(self, server: RemoteServer, running: Running[EventAnswer]) -> None:
+        call = running.call
+        if depends_on_flags(call.body) and self._loop.time() - server.asked_at > TRUST:
+            await self.ask(server, again=True)
+        self._reports[server.url].check(call.body)
+        try:
+            await super().stream(server, running)
+        except asyncio.CancelledError:
+            if not running.ended:
+                self.abandon(server, call)
+            raise
+
+    def abandon(self, server: RemoteServer, call: EventAnswer) -> None:
+        task = self._loop.create_task(self._abort(f"{native(server.url)}/abort_request", call.id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborted)
+
+    async def _abort(self, url: str, id: str) -> None:
+        with suppress(Failed, Refused, asyncio.TimeoutError):  # the server then waits for the connection to close
+            await asyncio.wait_for(self._client.post(url, {"rid": id}), _ABORT_TIMEOUT)
+
+    def _aborted(self, task: asyncio.Task[None]) -> None:
+        self._aborts.discard(task)
+        self._loop.stop()
+
+    def cancel(self, key: int) -> None:
+        super().cancel(key)
+        self._send_aborts()
+
+    def step(self) -> Step:
+        step = super().step()
+        if self._aborts:
+            self._send_aborts()
+        return step
+
+    def _send_aborts(self) -> None:
+        """Run the event loop until the servers know which requests have ended, unless other requests run it anyway."""
+        if not all(running.ended for running in self._running.values()):
+            return
+        self._interrupted = False  # set again as long as commands wait
+        timer = self._loop.call_later(_ABORT_SECONDS, self._loop.stop)
+        deadline = self._loop.time() + _ABORT_SECONDS
+        while self._aborts and not self._interrupted and self._loop.time() < deadline:
+            self._loop.run_forever()
+        timer.cancel()
+
+    async def disconnect(self) -> None:
+        for task in self._aborts:
+            task.cancel()
+        await super().disconnect()
 
 
 async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
@@ -109,4 +246,7 @@ def _kind(config: EngineConfig) -> str:
 
 
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine:
-    return LlamaCppEngine(config) if _kind(config) == "llamacpp" else UrlEngine(config)
+    kind = _kind(config)
+    if kind == "llamacpp":
+        return LlamaCppEngine(config)
+    return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)

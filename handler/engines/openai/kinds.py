@@ -7,10 +7,9 @@ Sources: vLLM's `CompletionRequest` (vllm/entrypoints/openai/completion/protocol
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.media import MEDIA
 from handler.core.values import Sampling
 from handler.engines.base import (
     COMMON_RULES,
@@ -22,6 +21,7 @@ from handler.engines.base import (
     drawn_rules,
     unless_neutral,
 )
+from handler.engines.openai.sglang import NO_MEDIA, SGLANG, generate
 
 _MOST_BIAS = 100.0
 """Largest bias that vLLM uses. vLLM silently reduces larger biases to this limit."""
@@ -38,76 +38,55 @@ _REASONS = {
 """Maps each Sampling field that no server supports to the reason."""
 
 
+_NO_ADAPTERS = "adapters are loaded by the server at option.base_url, which serves each adapter as a model"
+
+
+class Completions(NamedTuple):
+    """A kind of server with OpenAI's API.
+
+    Attributes:
+        ask: request fields that make the server return token ids.
+        ranked: whether the server's log-probabilities identify tokens by id.
+        guided: whether structured output has a field for each kind of rule, as in older releases of vLLM.
+    """
+
+    ask: Mapping[str, Any]
+    ranked: bool = True
+    guided: bool = False
+
+    def body(self, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+        """Return the body for /v1/completions. It also contains neutral values, as server defaults may differ.
+
+        Raises:
+            ValueError: the server does not support a value in `sampling`; the exception says why.
+        """
+        beside = {"model": model, "prompt": list(ids), "stream": True, "n": 1}
+        counts = {"stream_options": {"include_usage": True}}
+        return {**beside, **counts, **self.ask, **arguments(_TABLE, sampling, self)}
+
+
 class ServerKind(NamedTuple):
     """One kind of server.
 
     Attributes:
         owner: prefix of `owned_by` in the server's models; vLLM's Rust front end writes `vllm-frontend-rs`.
-        reasons: maps a Sampling field to the reason why the server does not support it.
-        limits: as in `Capabilities`.
-        ask: request fields that make the server return token ids.
-        ranked: whether the server's log-probabilities identify tokens by id.
-        structural_tags: as in `Capabilities`.
-        label_reason: as in `Capabilities`.
+        capabilities: the parts of a request that the server supports.
+        body: function that returns a request body for a model's name, prompt ids and sampling parameters.
     """
 
     owner: str
-    reasons: Mapping[str, str]
-    limits: Mapping[str, float]
-    ask: Mapping[str, Any]
-    ranked: bool = True
-    structural_tags: frozenset[str] = frozenset()
-    label_reason: str = ""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            SUPPORTS,
-            {**_REASONS, **self.reasons},
-            limits={"temperature": 2.0, **self.limits},
-            no_adapters="adapters are loaded by the server at option.base_url, which serves each adapter as a model",
-            no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
-            structural_tags=self.structural_tags,
-            label_reason=self.label_reason,
-        )
-
-
-KINDS = {
-    "vllm": ServerKind("vllm", {}, {}, {"return_token_ids": True}, structural_tags=JSON_TAGS),
-    "dynamo": ServerKind(
-        "nvidia",
-        {
-            "logit_bias": "Dynamo silently drops it",
-            "bad_sequences": "Dynamo refuses bad_words",
-            "allowed_token_ids": "Dynamo drops it",
-            "cache_salt": "older releases of Dynamo drop it",
-        },
-        {"top_logprobs": 5},
-        {"nvext": {"extra_fields": ["completion_token_ids"]}},
-    ),
-    "lmi": ServerKind(
-        "lmi-handler",
-        {"top_logprobs": "the server does not return ids of alternatives"},
-        {},
-        {"return_token_ids": True},
-        ranked=False,
-        label_reason="a server of the kind lmi returns no ids of alternatives; it decides itself, so send them there",
-    ),
-}
-"""Maps each value of option.base_url_kind to its kind, for servers that are used through OpenAI's API."""
-
-OWNERS: Mapping[str, str] = {**{name: kind.owner for name, kind in KINDS.items()}, "llamacpp": "llamacpp"}
-"""Maps each value of option.base_url_kind to the prefix of `owned_by` in the server's models."""
+    capabilities: Capabilities
+    body: Callable[[str, Sequence[int], Sampling], dict[str, Any]]
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
     return {} if sampling.seed is None else {"seed": sampling.signed_seed}
 
 
-def _logprobs(sampling: Sampling, kind: str) -> dict[str, Any]:
+def _logprobs(sampling: Sampling, kind: Completions) -> dict[str, Any]:
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
-    ranked = {"return_tokens_as_token_ids": True} if KINDS[kind].ranked else {}
+    ranked = {"return_tokens_as_token_ids": True} if kind.ranked else {}
     return {"logprobs": sampling.top_logprobs, **ranked}  # 0: only for the chosen token
 
 
@@ -117,8 +96,8 @@ def _bias(logit_bias: Sequence[tuple[int, float]]) -> dict[str, float]:
     return {str(id): bias for id, bias in logit_bias}
 
 
-def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
-    """Return the field for structured output: `structured_outputs`, or `guided_...` for Dynamo, as in older vLLM."""
+def _guide(sampling: Sampling, kind: Completions) -> dict[str, Any]:
+    """Return the field for structured output: `structured_outputs` or `guided_...`."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -126,7 +105,7 @@ def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
     value: Any = rule.value
     if rule.kind in ("json_schema", "choice"):
         value = json.loads(rule.value)
-    if kind != "dynamo":
+    if not kind.guided:
         return {"structured_outputs": {name: True if rule.kind == "json_object" else value}}
     if rule.kind == "json_object":
         return {"guided_json": {"type": "object"}}
@@ -153,12 +132,42 @@ _TABLE: Mapping[str, Rule] = {
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
-def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Return the body for /v1/completions. It also contains neutral values, as server defaults may differ.
+def _served_by(owner: str, completions: Completions, reasons: Mapping[str, str], **more: Any) -> ServerKind:
+    """Return a kind of server with OpenAI's API.
 
-    Raises:
-        ValueError: the server does not support a value in `sampling`; the exception says why.
+    Args:
+        reasons: as in `Capabilities`, in addition to what no such server supports.
+        more: further attributes of `Capabilities`.
     """
-    beside = {"model": model, "prompt": list(ids), "stream": True, "n": 1}
-    counts = {"stream_options": {"include_usage": True}}
-    return {**beside, **counts, **KINDS[kind].ask, **arguments(_TABLE, sampling, kind)}
+    limits = {"temperature": 2.0, **more.pop("limits", {})}
+    capabilities = Capabilities(
+        SUPPORTS, {**_REASONS, **reasons}, limits=limits, no_adapters=_NO_ADAPTERS, no_media=NO_MEDIA, **more
+    )
+    return ServerKind(owner, capabilities, completions.body)
+
+
+KINDS = {
+    "vllm": _served_by("vllm", Completions({"return_token_ids": True}), {}, structural_tags=JSON_TAGS),
+    "dynamo": _served_by(
+        "nvidia",
+        Completions({"nvext": {"extra_fields": ["completion_token_ids"]}}, guided=True),
+        {
+            "logit_bias": "Dynamo silently drops it",
+            "bad_sequences": "Dynamo refuses bad_words",
+            "allowed_token_ids": "Dynamo drops it",
+            "cache_salt": "older releases of Dynamo drop it",
+        },
+        limits={"top_logprobs": 5},
+    ),
+    "lmi": _served_by(
+        "lmi-handler",
+        Completions({"return_token_ids": True}, ranked=False),
+        {"top_logprobs": "the server does not return ids of alternatives"},
+        label_reason="a server of the kind lmi returns no ids of alternatives; it decides itself, so send them there",
+    ),
+    "sglang": ServerKind("sglang", SGLANG, generate),
+}
+"""Maps each value of option.base_url_kind to its kind, except llamacpp."""
+
+OWNERS: Mapping[str, str] = {**{name: kind.owner for name, kind in KINDS.items()}, "llamacpp": "llamacpp"}
+"""Maps each value of option.base_url_kind to the prefix of `owned_by` in the server's models."""

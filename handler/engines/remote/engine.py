@@ -29,9 +29,10 @@ _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
-_TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
+TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
 _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
+    "sglang": "; older versions with --reasoning-parser do so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",
 }
 """Maps a kind of server to the end of the error message for structured output that the server does not enforce."""
@@ -337,7 +338,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             return True
         if self._loop.time() >= server.enforces_until:
             server.enforces_rules = await self._obeys(server, running, [0])
-            server.enforces_until = self._loop.time() + _TRUST
+            server.enforces_until = self._loop.time() + TRUST
         after_reasoning = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
         if server.enforces_rules or after_reasoning:
             return True

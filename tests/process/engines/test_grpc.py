@@ -698,17 +698,19 @@ def test_what_a_contract_cannot_do_is_refused() -> None:
 
 
 STOP_RULES = {
-    "ignore_eos": ({"ignore_eos": True}, [301, 2, 9]),
-    "a minimum": ({"min_new_tokens": 4}, [301, 302, 9, 301, 302, 9]),
-    "both": ({"ignore_eos": True, "min_new_tokens": 4}, [301, 2, 9, 301, 2, 9]),
+    "TensorRT-LLM, ignore_eos": ("trtllm", {"ignore_eos": True}, [301, 2, 9]),
+    "TensorRT-LLM, a minimum": ("trtllm", {"min_new_tokens": 4}, [301, 302, 9, 301, 302, 9]),
+    "TensorRT-LLM, both": ("trtllm", {"ignore_eos": True, "min_new_tokens": 4}, [301, 2, 9, 301, 2, 9]),
+    "SGLang, ignore_eos": ("sglang", {"ignore_eos": True}, [301, 2, 9]),
+    "SGLang, both": ("sglang", {"ignore_eos": True, "min_new_tokens": 4}, [301, 2, 9, 301, 2, 9]),
 }
 
 
-@in_one_test(("more", "ids"), STOP_RULES.values(), ids=STOP_RULES)
-def test_stop_tokens_that_tensorrt_llm_would_miss_end_an_answer(
-    model: Path, more: dict[str, Any], ids: list[int]
+@in_one_test(("kind", "more", "ids"), STOP_RULES.values(), ids=STOP_RULES)
+def test_stop_tokens_that_a_server_would_miss_end_an_answer(
+    model: Path, kind: str, more: dict[str, Any], ids: list[int]
 ) -> None:
-    with listening("trtllm") as server, engine(model, server) as found:
+    with listening(kind) as server, engine(model, server) as found:
         sampling = Sampling(max_new_tokens=40, top_logprobs=2, stop_token_ids=(9,), **more)
         got = outputs(found, sampling, ids[:3])
         assert (got["ids"], got["finish"], got["error"]) == (ids, [Finish.STOP], [None])

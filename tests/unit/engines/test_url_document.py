@@ -12,7 +12,7 @@ from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.grpc.client import CONTRACTS
 from handler.engines.openai.engine import capabilities
-from handler.engines.openai.kinds import KINDS, completion
+from handler.engines.openai.kinds import KINDS
 from tests.docs.pages import fill, table
 from tests.parameter_matrix import FIELD_VALUES
 
@@ -32,6 +32,7 @@ NAMES = {
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
 }
+_NUMBERS = {3: "three", 4: "four", 5: "five"}
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": "root ::= a", "choice": '["a"]'}
 
 
@@ -57,7 +58,9 @@ def _tables(kinds: Mapping[str, Capabilities]) -> str:
         else:
             rows.append((name, *cells))
     lines = [f"| {', '.join(names)} | {cell} |" for cell, names in same.items()]
-    return "\n".join(["| parameters | all three |", "|---|---|", *lines, "", table(("others", *kinds), rows)])
+    return "\n".join(
+        [f"| parameters | all {_NUMBERS[len(kinds)]} |", "|---|---|", *lines, "", table(("others", *kinds), rows)]
+    )
 
 
 def render() -> str:
@@ -89,13 +92,13 @@ def test_what_is_not_refused_changes_the_request() -> None:
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
     for kind in KINDS:
         unsupported = _able(kind).unsupported
-        plain = completion(kind, "m", [1], Sampling(**base))
+        plain = KINDS[kind].body("m", [1], Sampling(**base))
         for field in set(Sampling._fields) - unsupported.keys() - HANDLERS_OWN:
             sampling = Sampling(**{**base, field: FIELD_VALUES[field]})
-            assert completion(kind, "m", [1], sampling) != plain, field
+            assert KINDS[kind].body("m", [1], sampling) != plain, field
         guided = [
-            completion(kind, "m", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
-            for guide in GUIDES.items()
+            KINDS[kind].body("m", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
+            for guide in {**GUIDES, "regex": "b"}.items()  # for SGLang, a choice is a regular expression too
         ]
         assert len({str(body) for body in (plain, *guided)}) == 1 + len(GUIDES)
 

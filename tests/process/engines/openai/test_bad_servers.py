@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
 import pytest
@@ -19,7 +19,7 @@ from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.openai.client import find_kind
-from handler.engines.openai.engine import UrlEngine
+from handler.engines.openai.engine import UrlEngine, load
 from handler.engines.remote import servers
 from handler.engines.remote.engine import RemoteEngine
 from tests.app.server import AppServer, serve
@@ -43,9 +43,15 @@ PATIENCE = 30.0
 SAMPLING = Sampling(max_new_tokens=8, logprobs=False, stop_token_ids=(9,))
 
 
+class Listening(Protocol):
+    """A double of a server."""
+
+    url: str
+
+
 @contextlib.contextmanager
 def engine(
-    *servers: Server, timeout: float = PATIENCE, model: Path | None = None, **options: Any
+    *servers: Listening, timeout: float = PATIENCE, model: Path | None = None, **options: Any
 ) -> Iterator[UrlEngine]:
     given = {
         "base_url": tuple(server.url for server in servers),
@@ -54,7 +60,7 @@ def engine(
         "base_url_timeout": timeout,
         **options,
     }
-    found = UrlEngine(EngineConfig(Config(engine_options=given), model=model))
+    found = load(EngineConfig(Config(engine_options=given), model=model))
     try:
         with mock.patch("handler.engines.remote.engine._PAUSE", 0.01):
             yield found
