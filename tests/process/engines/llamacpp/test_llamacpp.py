@@ -310,6 +310,20 @@ def test_a_sample_with_a_seed_can_be_repeated(both: Both) -> None:
             assert len(first.ids) == 40 or first.finish is Finish.EOS
 
 
+def test_the_only_allowed_token_has_its_own_log_probability(both: Both) -> None:
+    """Decisions read labels so that are not among the most likely tokens."""
+    server, model = both
+    everything = own(server, PROMPT, n_predict=1, n_probs=len(server.pieces), grammar="root ::= [ -~]+")
+    best = {top["id"]: top["logprob"] for top in everything["completion_probabilities"][0]["top_logprobs"]}
+    assert len(best) == len(server.pieces)
+    with engine(model, server) as found:
+        for id in (20, 70, 150, 201):
+            sampling = Sampling(max_new_tokens=1, logprobs=True, allowed_token_ids=(id,))
+            result = details(found, sampling)
+            assert result["ids"] == [id]
+            assert result["logprobs"] == pytest.approx([best[id]], abs=1e-4)
+
+
 def test_a_minimum_number_of_tokens_holds_back_every_end(both: Both) -> None:
     server, model = both
     stops = tuple(range(200, 240))
