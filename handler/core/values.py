@@ -319,8 +319,8 @@ class Request(NamedTuple):
         """The minimum number of new tokens that must fit into the context, or 1 if any number is enough."""
         if self.pooling is not None or self.fill_context:
             return 1
-        most = self.sampling.max_new_tokens
-        return most if self.min_free_tokens is None else min(most, self.min_free_tokens)
+        limit = self.sampling.max_new_tokens
+        return limit if self.min_free_tokens is None else min(limit, self.min_free_tokens)
 
     @property
     def text_before(self) -> str:

@@ -49,7 +49,7 @@ from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Count, Share
 
-_MOST_WAITING = 64  # maximum number of calls that wait for the store
+_MAX_WAITING = 64  # maximum number of calls that wait for the store
 _PART = 1 << 18  # bytes of a file to send at once
 _FORM = 1 << 16  # maximum size of a form besides its file, in bytes
 _UPLOAD_SECONDS = 1800.0
@@ -93,8 +93,8 @@ class StoreRoutes:
             ServingError: the method failed, or too many calls are waiting.
         """
         store = self.store
-        if self._waiting.value >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} requests for files and batches are already waiting")
+        if self._waiting.value >= _MAX_WAITING:
+            raise Overloaded(f"{_MAX_WAITING} requests for files and batches are already waiting")
         with self._waiting:
             return await store.call(method, store, *arguments)
 

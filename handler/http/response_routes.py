@@ -47,10 +47,10 @@ async def _retrieve(call: StoredCall) -> Responded:
 
 async def _input_items(call: StoredCall) -> Responded:
     page = read_page(call.query)
-    found = await asyncio.wrap_future(call.store.input_items(call.owner, call.id, page, call.take))
-    if found is None:
+    listing = await asyncio.wrap_future(call.store.input_items(call.owner, call.id, page, call.take))
+    if listing is None:
         if not page.after:
             raise not_kept(call.id)
         raise NotKept(f"after={page.after[:128]}: response {call.id[:128]!r} has no such item")
-    items, has_more = found
+    items, has_more = listing
     return listed(items, has_more=has_more), ()

@@ -60,7 +60,7 @@ class _Identity:
         return (data,)
 
     def end(self) -> None:
-        """Do nothing, because the data does not mark its end."""
+        """Do nothing, because any data may be complete."""
 
 
 def body_decoder(encoding: str, limit: int) -> BodyDecoder:

@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id)
 
 _NOBODY = "-"  # owner of deleted conversations of which some items are left; the owner "" is everyone without a key
 _ITEM = 128  # approximate bytes of an item in the database besides its JSON
-MOST_REMOVED = 2000
+MAX_REMOVED = 2000
 """The maximum number of items that a transaction removes, so that it does not keep others waiting."""
 _MAX_IDS = 500  # maximum number of ids in a query
 _LOCK = "hhqqi4x"  # the kernel's struct flock: kind, origin, first byte, number of bytes, process
@@ -326,7 +326,7 @@ class Conversations:
         """
         number = self.find(owner, id).number
         self.hide(number)
-        self._remove(number, MOST_REMOVED)
+        self._remove(number, MAX_REMOVED)
 
     def hide(self, number: int) -> None:
         """Delete a conversation, whose items `remove_expired` removes."""
@@ -340,13 +340,13 @@ class Conversations:
             if not self.use_held([number]):
                 self.hide(number)
 
-    def _remove(self, number: int, most: int) -> int:
-        """Remove up to `most` items of a conversation, and the conversation if it has no more. Return their number."""
+    def _remove(self, number: int, limit: int) -> int:
+        """Remove up to `limit` items of a conversation, and the conversation if it has no more. Return their number."""
         query = "SELECT rowid FROM conversation_items WHERE conversation = ? LIMIT ?"
         removed = self._database.execute(
-            f"DELETE FROM conversation_items WHERE rowid IN ({query})", (number, most)
+            f"DELETE FROM conversation_items WHERE rowid IN ({query})", (number, limit)
         ).rowcount
-        if removed < most:
+        if removed < limit:
             self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
         return removed
 
@@ -367,7 +367,7 @@ class Conversations:
 
     def remove_expired(self) -> bool:
         """Remove expired conversations, up to a number of items. Return whether there may be more."""
-        left = MOST_REMOVED
+        left = MAX_REMOVED
         while left > 0:
             query = "SELECT number, owner FROM conversations WHERE expires <= ? LIMIT 1"
             row = self._database.execute(query, (self._clock(),)).fetchone()

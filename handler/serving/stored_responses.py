@@ -46,9 +46,9 @@ _PERIOD = 10.0  # seconds between two searches for expired responses
 _SILENCE = 1.0  # seconds for which the same error of the database is not logged again
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
 _PAUSE = 0.05  # seconds between two searches while there are more of them
-_MOST_REMOVED = 500  # maximum number of expired responses that a transaction deletes
-_MOST_REMOVED_BYTES = 1 << 24  # bytes of expired responses after which a transaction deletes no more
-_MOST_WAITING = 1000  # maximum number of waiting calls
+_MAX_REMOVED = 500  # maximum number of expired responses that a transaction deletes
+_MAX_REMOVED_BYTES = 1 << 24  # bytes of expired responses after which a transaction deletes no more
+_MAX_WAITING = 1000  # maximum number of waiting calls
 
 _FILE = "responses.sqlite3"
 _VERSION = 1  # version of the tables
@@ -169,12 +169,12 @@ class ResponseDatabase:
         Other requests, and servers with the same file, wait until a transaction ends.
         """
         query = "SELECT rowid, size FROM answers WHERE expires <= ? ORDER BY expires LIMIT ?"
-        rows = self._database.execute(query, (self._clock(), _MOST_REMOVED)).fetchall()
+        rows = self._database.execute(query, (self._clock(), _MAX_REMOVED)).fetchall()
         size = 0
         for number, (row, num_bytes) in enumerate(rows, 1):
             self._database.execute("DELETE FROM answers WHERE rowid = ?", (row,))
             size += num_bytes
-            if number == _MOST_REMOVED or size > _MOST_REMOVED_BYTES:
+            if number == _MAX_REMOVED or size > _MAX_REMOVED_BYTES:
                 return True
         return self.conversations.remove_expired()
 
@@ -280,13 +280,13 @@ class ResponseDatabase:
         """Return an owner's least recently used responses and conversations, so many that they have this number and
         this size, or all of them.
         """
-        found = list[Any]()
+        oldest = list[Any]()
         for row in self._database.execute(_OLDEST_FIRST, {"owner": owner}):
             if number <= 0 and size <= 0:
                 break
-            found.append(row)
+            oldest.append(row)
             number, size = number - 1, size - row[3]
-        return found
+        return oldest
 
     def read_conversations(self, read: Callable[[Conversations], T]) -> T:
         """Read conversations at one moment."""
@@ -421,22 +421,23 @@ class ResponseDatabase:
         query = "SELECT item FROM items WHERE answer = ? AND is_output >= ? ORDER BY place"
         return [item for (item,) in self._database.execute(query, (id, output_only))]
 
-    def _head(self, owner: str, id: str) -> bytes | None:
-        query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
-        row = self._database.execute(query, (id, owner, self._clock())).fetchone()
-        return None if row is None else row[0]
-
     def response(self, owner: str, id: str, reserve: Reserve = _reserve_nothing) -> dict[str, Any] | None:
         """Return a response, or None if the owner has no response with this id."""
         with self.reading():
-            head = self._head(owner, id)
-            if head is not None:
-                query = "SELECT total(length(item)) FROM items WHERE answer = ? AND is_output"
-                reserve(len(head) + int(self._database.execute(query, (id,)).fetchone()[0]))
-            output = [] if head is None else self._items(id, output_only=True)
-        return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
+            if not self.exists(owner, id):
+                return None
+            query = (
+                "SELECT length(head) + (SELECT total(length(item)) FROM items WHERE answer = :id AND is_output) "
+                "FROM answers WHERE id = :id"
+            )
+            (size,) = self._database.execute(query, {"id": id}).fetchone()
+            reserve(int(size))
+            (head,) = self._database.execute("SELECT head FROM answers WHERE id = ?", (id,)).fetchone()
+            output = self._items(id, output_only=True)
+        return {**load_json(head), "output": [*map(load_json, output)]}
 
     def exists(self, owner: str, id: str) -> bool:
+        """Return whether an owner has a response with this id."""
         query = "SELECT 1 FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
         return self._database.execute(query, (id, owner, self._clock())).fetchone() is not None
 
@@ -448,10 +449,10 @@ class ResponseDatabase:
 
     def _page(self, owner: str, id: str, page: Page, reserve: Reserve) -> list[bytes] | None:
         """Return the items of a page and the next one."""
-        if self._head(owner, id) is None:
+        if not self.exists(owner, id):
             return None
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
-        query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
+        query, names = "FROM items WHERE answer = ? AND NOT is_output", [id]
         if page.after:
             position_query = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
             row = self._database.execute(position_query, (id, page.after)).fetchone()
@@ -459,9 +460,9 @@ class ResponseDatabase:
                 return None
             query, names = f"{query} AND place {beyond} ?", [id, row[0]]
         query, values = f"{query} ORDER BY place {order} LIMIT ?", (*names, page.limit + 1)
-        (size,) = self._database.execute(f"SELECT total(length(item)) FROM ({query})", values).fetchone()
-        reserve(int(size))
-        return [item for (item,) in self._database.execute(query, values)]
+        sizes = f"SELECT total(size) FROM (SELECT length(item) AS size {query})"
+        reserve(int(self._database.execute(sizes, values).fetchone()[0]))
+        return [item for (item,) in self._database.execute(f"SELECT item {query}", values)]
 
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
@@ -664,8 +665,8 @@ class ResponseStore:
 
     def check_calls(self, owner: str) -> None:
         """Raise Overloaded if too many calls are waiting, and the owner has its share of them."""
-        if not self._calls.has_room(_MOST_WAITING, owner):
-            raise Overloaded(f"too many calls to the response store are waiting: {_MOST_WAITING}")
+        if not self._calls.has_room(_MAX_WAITING, owner):
+            raise Overloaded(f"too many calls to the response store are waiting: {_MAX_WAITING}")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -683,6 +684,8 @@ class ResponseStore:
             except sqlite3.Error as error:
                 self._report(error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
+            except ServingError as error:  # its traceback would keep what was read
+                future.set_exception(error.with_traceback(None))
             except Exception as error:
                 future.set_exception(error)
 

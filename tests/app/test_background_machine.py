@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -18,6 +19,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.app.test_background import ENDED, PATH, Stream, call, events_in, numbers
 from tests.servers import LiveServer, serve, wait_for
 
+pytestmark = pytest.mark.timeout(300)  # it starts some twenty servers
 OWNERS = ({"authorization": "Bearer ann"}, {"authorization": "Bearer bob"})
 ORDER = ("queued", "in_progress", "ended")
 PROMPTS = st.sampled_from(["a b", "a b c d", "a <raise>", "a <die>"])
@@ -104,6 +106,7 @@ class Background(RuleBasedStateMachine):
         self.server.wait_ready()  # after the engine's death
         body: dict[str, Any] = {"input": prompt, "max_output_tokens": length, "background": True, "store": stores}
         if summarizes:
+            body["input"] = [{"role": role, "content": prompt} for role in ("user", "assistant")]
             body["context_management"] = [{"type": "compaction", "compact_threshold": 1}]
         if streams:
             with Stream(self.server, "POST", json={**body, "stream": True}, headers=OWNERS[owner]) as stream:

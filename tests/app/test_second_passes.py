@@ -22,10 +22,11 @@ from tests.servers import http, options, wait_for
 from tests.servers import serve as serve_process
 
 MESSAGES = "/v1/messages"
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 EDIT = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 1}}
 BODIES: dict[str, dict[str, Any]] = {
     PATH: {
-        "input": "a b", "max_output_tokens": 20, "context_management": [{"type": "compaction", "compact_threshold": 1}],
+        "input": TURNS, "max_output_tokens": 20, "context_management": [{"type": "compaction", "compact_threshold": 1}],
     },
     MESSAGES: {
         "messages": [{"role": "user", "content": "a b"}], "max_tokens": 20, "context_management": {"edits": [EDIT]},
@@ -105,7 +106,7 @@ def test_an_engine_that_dies_between_the_passes_fails_a_background_response(stre
         again = server.post(body, PATH, headers=ANN).json()["id"]
         assert poll(server, again)["status"] == "incomplete"
         kinds = [item["type"] for item in http.get(f"{items}?order=asc", headers=ANN).json()["data"]]
-        assert kinds == ["message", "compaction", "message"]
+        assert kinds == ["message", "message", "compaction", "message"]
 
 
 def test_a_server_that_is_killed_between_the_passes(tmp_path: Path) -> None:
@@ -145,4 +146,4 @@ def test_a_server_that_is_killed_between_the_passes(tmp_path: Path) -> None:
             items = f"{again.url}/v1/conversations/{conversation}/items"
             assert http.get(items, headers=ANN).json()["data"] == []
             assert poll(again, again.post(body, PATH, headers=ANN).json()["id"])["status"] == "incomplete"
-            assert len(http.get(items, headers=ANN).json()["data"]) == 3
+            assert len(http.get(items, headers=ANN).json()["data"]) == 4

@@ -392,7 +392,10 @@ def test_only_the_thread_of_the_store_uses_the_database() -> None:
             for more in ({}, {"conversation": conversation}):
                 refused = server.post({**short, "stream": True, **more}, PATH, headers=ANN)
                 assert refused.text.startswith(":\n\n")
-                failed = json.loads(refused.text.splitlines()[-2].removeprefix("data: "))["response"]
+                events = [json.loads(line[6:]) for line in refused.text.splitlines() if line.startswith("data: ")]
+                kinds = [event["type"].removeprefix("response.") for event in events]
+                assert kinds == ["created", "in_progress", "failed"]
+                failed = events[-1]["response"]
                 assert "waited 1 s for the engine" in failed["error"]["message"]
                 assert failed["error"]["code"] == "rate_limit_exceeded"
                 assert call(server, "GET", failed["id"]).json() == failed

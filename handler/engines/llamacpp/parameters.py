@@ -191,12 +191,12 @@ def _gbnf(text: str) -> dict[str, Any]:
             brackets crash it, together with all of its requests.
     """
     if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"a grammar for llama-server may have at most {_MAX_CHARACTERS:,} characters")
+        raise ValueError(f"a grammar for llama-server must not exceed {_MAX_CHARACTERS:,} characters")
     depth = 0
     for bracket in re.findall(r"[()]", _TERMINAL.sub("", text)):
         depth += 1 if bracket == "(" else -1
         if depth > _MAX_NESTED:
-            raise ValueError(f"a grammar for llama-server may have at most {_MAX_NESTED} nested groups")
+            raise ValueError(f"a grammar for llama-server must not have more than {_MAX_NESTED} nested groups")
     return {"grammar": text}
 
 

@@ -225,12 +225,12 @@ def _models(data: bytes) -> list[HttpModel]:
 
 
 def _model(entry: Mapping[str, Any]) -> HttpModel:
-    name, most = entry["id"], entry.get("max_model_len") or entry.get("context_window")
+    name, max_tokens = entry["id"], entry.get("max_model_len") or entry.get("context_window")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
         raise ValueError("a model's id is not a valid name")
-    if most is not None and (type(most) is not int or most < 1):
-        raise ValueError(f"a model's limit is {most!r:.100} tokens")
-    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], most)
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise ValueError(f"a model's limit is {max_tokens!r:.100} tokens")
+    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], max_tokens)
 
 
 def has_tls(urls: Sequence[str]) -> bool:

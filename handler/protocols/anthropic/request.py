@@ -832,8 +832,8 @@ def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator,
         summary = translator.summary(translator.read(edited), max_tokens=None)
         return SummaryRequest(summary.request, summary.format.form)
 
-    most_tokens = translator.context.most_tokens
-    return Summarizing(compact.threshold(most_tokens()), most_tokens, ask, translator.request_after, last_summary)
+    length = translator.context.most_tokens
+    return Summarizing(compact.threshold(length()), length, ask, translator.request_after, last_summary)
 
 
 class _Chat(OpenAiChat):

@@ -69,20 +69,34 @@ class Summaries(NamedTuple):
 
 
 def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
-    """Return the items of a conversation that the model reads: of those before the last compaction, only the messages
-    of users, developers and the system.
+    """Return the items of a conversation that the model reads.
+
+    Of those before the last compaction, the model reads the messages of developers and the system, and the newest
+    messages of users, which no response separates. Earlier ones would add up until there is no room for a response.
 
     Args:
         items: each item with its path.
     """
     last = max((index for index, (_, item) in enumerate(items) if _type(item) == COMPACTION), default=0)
-    return [*[entry for entry in items[:last] if _stays(entry[1])], *items[last:]]
+    roles = [_role(item) for _, item in items[:last]]
+    newest = max((index for index, role in enumerate(roles) if role == "user"), default=last)
+    while newest and roles[newest - 1] != "assistant":
+        newest -= 1
+    before = zip(items, roles, strict=False)
+    stay = [
+        entry
+        for index, (entry, role) in enumerate(before)
+        if role != "assistant" and (role != "user" or index >= newest)
+    ]
+    return [*stay, *items[last:]]
 
 
 def has_replaceable(items: Iterable[Any]) -> bool:
     """Return whether a summary would replace any item of a conversation that the model reads."""
     read = after_compaction([("", item) for item in items])
-    return not all(_stays(item) or _type(item) in (COMPACTION, TRIGGER) for _, item in read)
+    *stay, _ = after_compaction([*read, ("", {"type": COMPACTION})])
+    num_other = sum(_type(item) in (COMPACTION, TRIGGER) for _, item in read)
+    return len(stay) + num_other < len(read)
 
 
 def _type(item: Any) -> Any:
@@ -90,8 +104,9 @@ def _type(item: Any) -> Any:
     return (item.get("type") or "message") if isinstance(item, dict) else None
 
 
-def _stays(item: Any) -> bool:
-    return bool(_type(item) == "message" and item.get("role") != "assistant")
+def _role(item: Any) -> Any:
+    """Return the role of a message. Items of other types are parts of responses, or follow them."""
+    return item.get("role") if _type(item) == "message" else "assistant"
 
 
 def read_threshold(value: Any, context_length: int | None) -> int | None:

@@ -271,7 +271,7 @@ class InputReader(TurnsReader):
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         field = "previous_response_id" if body.get("conversation") is None else "conversation"
-        stored = [(f"{field}: item {index}", item) for index, item in enumerate(self.history) if not _is_left_out(item)]
+        stored = [(f"{field}: item {index}", item) for index, item in enumerate(self.history) if not _is_skipped(item)]
         sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
         for at, item in after_compaction([*stored, *sent]):
             self._item(item, at)
@@ -425,7 +425,7 @@ class InputReader(TurnsReader):
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
 
 
-def _is_left_out(item: Mapping[str, Any]) -> bool:
+def _is_skipped(item: Mapping[str, Any]) -> bool:
     """Return whether a stored item is no part of the prompt: a request for a summary, or a call that was cut off."""
     if item["type"] in ("function_call", "custom_tool_call"):
         return bool(item.get("status") == "incomplete")

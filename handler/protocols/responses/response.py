@@ -387,7 +387,8 @@ class ResponseStream(BlockStream):
         return None if self._text_event is None or not self._settings.form.is_text else self._text_token
 
     def _broken_off(self, error: ServingError) -> bytes:
-        remainder = self._encode(self._items.end(complete=False))
+        head = b"" if self._begun else self._head()  # OpenAI's client reads no other event first
+        remainder = head + self._encode(self._items.end(complete=False))
         failure: ResponseFailure = {
             "code": "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error",
             "message": error.message,

@@ -34,8 +34,8 @@ LEAST_SECONDS = 600.0
 """Seconds for which the final state of a background response with `store=false` can be polled."""
 _MARGIN = 60.0  # seconds after the time limit of a response until its row may expire
 _CHUNK = 1 << 17  # bytes of events in a row, after the response has ended
-_MOST_FAILED = 100  # maximum number of responses of a server that has ended which a transaction ends
-_MOST_FAILED_BYTES = 1 << 22  # bytes of such responses after which a transaction ends no more
+_MAX_FAILED = 100  # maximum number of responses of a server that has ended which a transaction ends
+_MAX_FAILED_BYTES = 1 << 22  # bytes of such responses after which a transaction ends no more
 _STOPPED = "the server stopped before the response was complete"
 IN_PROGRESS = 2
 """Value of the column `failed` of a response that is being generated."""
@@ -297,7 +297,7 @@ class BackgroundTables:
         """Let some responses of a server fail. Return whether there may be more."""
         with self._responses.writing() as database:
             query = f"SELECT id, head, size FROM {_ALL} JOIN runs ON response = id WHERE server = ? LIMIT ?"
-            rows, size = database.execute(query, (server, _MOST_FAILED)).fetchall(), 0
+            rows, size = database.execute(query, (server, _MAX_FAILED)).fetchall(), 0
             for number, (id, head, num_bytes) in enumerate(rows, 1):
                 response = with_status(load_json(head), "failed", _STOPPED)
                 query = "SELECT first + number FROM events WHERE response = ? ORDER BY first DESC LIMIT 1"
@@ -306,7 +306,7 @@ class BackgroundTables:
                 self._end_elsewhere(id, response, events)
                 log.warning("response %s failed: %s", id, _STOPPED)
                 size += num_bytes
-                if number == _MOST_FAILED or size > _MOST_FAILED_BYTES:
+                if number == _MAX_FAILED or size > _MAX_FAILED_BYTES:
                     return True
         return False
 

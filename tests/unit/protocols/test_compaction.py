@@ -1,4 +1,4 @@
-"""Summaries of conversations by the model: empty ones, those with reasoning, and engines that fail."""
+"""Summaries of conversations by the model: empty ones, those with reasoning, failures, and what they replace."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from handler.protocols.assistant.summary import BEFORE, PROMPT
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.registry import ROUTES
+from handler.protocols.responses.compaction import after_compaction
 from tests.unit.protocols.answers import VOCABULARY, failing, saying
 
 INPUT = [{"role": "user", "content": "Hello"}, {"type": "compaction_trigger"}]
@@ -120,3 +121,29 @@ def test_a_summary_calls_no_tools_and_has_no_format() -> None:
         assert asked.sampling.structured_output is None
         assert asked.sampling.stop == ()
         assert asked.sampling.max_new_tokens > 1000
+
+
+@pytest.mark.parametrize(
+    ("before", "read"),
+    [
+        ("u1 u2", "u1 u2"),  # as /compact returns them
+        ("s d u1 u2", "s d u1 u2"),  # as Codex sends them
+        ("d u1 a u2 u3", "d u2 u3"),
+        ("d u1 d a u2 s a", "d d u2 s"),
+        ("u1 call output call output", "u1"),
+        ("u1 a u2 call output", "u2"),
+        ("u1 item u2 a", "u2"),
+        ("a call output", ""),
+        ("", ""),
+    ],
+)
+def test_which_items_before_the_last_summary_are_read(before: str, read: str) -> None:
+    roles = {"u": "user", "a": "assistant", "s": "system", "d": "developer"}
+    types = {"call": "function_call", "output": "function_call_output", "item": "compaction"}
+
+    def item(name: str) -> dict[str, str]:
+        return {"type": types[name]} if name in types else {"role": roles[name[0]]}
+
+    after = ["item", "u4", "a"]
+    items = [(name, item(name)) for name in [*before.split(), *after]]
+    assert [name for name, _ in after_compaction(items)] == [*read.split(), *after]

@@ -312,7 +312,7 @@ def test_a_turn_that_ends_before_it_begins_is_not_taken() -> None:
 @pytest.mark.parametrize("how", ["deleted", "expired", "displaced"])
 def test_a_conversation_of_many_items_goes_a_few_items_at_a_time(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not seen any more meanwhile, and does not count for its owner."""
-    monkeypatch.setattr(conversations, "MOST_REMOVED", 10)
+    monkeypatch.setattr(conversations, "MAX_REMOVED", 10)
     monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
     clock = Clock(1_000_000.0)
     store, connection = open_with_connection(None, clock, responses_max=1, responses_expiration=LIFETIME)

@@ -270,7 +270,7 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_many_expired_ones_go_a_few_at_a_time(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction that deletes them all would keep other owners waiting, and other servers from writing."""
-    monkeypatch.setattr(stored_responses, "_MOST_REMOVED", 10)
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED", 10)
     monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
     clock = Clock(1_000_000.0, 0.001)
     store, connection = open_with_connection(place, clock)
@@ -288,7 +288,7 @@ def test_many_expired_ones_go_a_few_at_a_time(place: Path | None, monkeypatch: p
 
 
 def test_large_expired_ones_go_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_REMOVED_BYTES", 1000)
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED_BYTES", 1000)
     monkeypatch.setattr(stored_responses, "_PERIOD", 3600)
     clock = Clock(1_000_000.0, 0.001)
     store = open_store(None, clock)
@@ -381,7 +381,7 @@ def test_an_answer_in_progress_is_known_until_its_request_ends(store: ResponseSt
 
 
 def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 3)
+    monkeypatch.setattr(stored_responses, "_MAX_WAITING", 3)
     gate = threading.Event()
     store.write(ANN, gate.wait)
     time.sleep(0.05)
@@ -426,8 +426,11 @@ def test_room_is_reserved_for_each_item(store: ResponseStore) -> None:
     assert sizes == [len(dumps(item("out_a"))), len(dumps(item("in_a", "x" * 1000)))]
 
 
-def test_room_is_reserved_before_a_response_is_read(store: ResponseStore) -> None:
+def test_room_is_reserved_before_a_response_is_read(place: Path | None) -> None:
+    """What is refused is neither read nor kept by the error."""
+    store, connection = open_with_connection(place)
     keep(store, answer("a", text="x" * 5000)._replace(output=[item("out", "y" * 3000)]))
+    statements: list[str] = []
     for read, least in (
         (partial(store.response, ANN, "a"), 3000),
         (partial(store.input_items, ANN, "a", Page(9, "", newest_first=True)), 5000),
@@ -439,8 +442,13 @@ def test_room_is_reserved_before_a_response_is_read(store: ResponseStore) -> Non
         def refuse(num_bytes: int) -> None:
             raise Overloaded("no memory")
 
-        with pytest.raises(Overloaded, match="no memory"):
-            read(reserve=refuse).result(10)
+        connection.set_trace_callback(statements.append)
+        refused = read(reserve=refuse).exception(10)
+        assert isinstance(refused, Overloaded)
+        assert refused.__traceback__ is None
+        connection.set_trace_callback(None)
+    assert not [one for one in statements if one.startswith(("SELECT head", "SELECT item "))]
+    store.close()
 
 
 def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> None:
@@ -449,7 +457,7 @@ def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> No
 
 
 def test_one_owners_calls_leave_anothers_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 40)
+    monkeypatch.setattr(stored_responses, "_MAX_WAITING", 40)
     store, go_on, done = open_store(None), threading.Event(), list[str]()
     blocked = store.write(ANN, go_on.wait)
     while not blocked.running():
