@@ -89,6 +89,11 @@ class LlamaCall(ResponseCheck):
         return self._sampling.structured_output is not None
 
     @property
+    def resumes(self) -> bool:
+        """Whether a further completion can continue the response after a failure."""
+        return not (self._is_ruled and self._ids)
+
+    @property
     def num_scores(self) -> int:
         """Number of log-probabilities to request for each token; 0 if none are needed."""
         return max(self._num_tops, 1) if self._scored else 0

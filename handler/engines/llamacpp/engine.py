@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, 
 
 _SCORES = 1000  # log-probabilities in which a token is searched first
 _ALL_SCORES = 1 << 20  # more than a vocabulary has
+_CACHE_IS_FULL = "Context size has been exceeded"
+"""The message with which llama-server fails all running requests if the cache that its slots share is full."""
 _LOOK = 1.0  # maximum seconds between two looks at a request that waits for a slot
 
 
@@ -39,32 +42,52 @@ class Slots:
     """The slots of a server, each of which computes one response at a time.
 
     llama-server itself would queue further requests, but it does not tell a request that waits from one that hangs.
+    Its slots may share a cache. If the cache is full, fewer requests run at once until all of them have ended.
+
+    Attributes:
+        count: number of slots.
+        limit: number of requests that may run at once.
     """
 
     def __init__(self, count: int) -> None:
-        self.count = count
-        self._free = asyncio.Semaphore(count)
+        self.count = self.limit = count
+        self._num_running = 0
+        self._turns: deque[asyncio.Future[None]] = deque()
 
     @contextlib.asynccontextmanager
     async def occupy(self, silence: Silence) -> AsyncIterator[None]:
         """Wait for a free slot, and occupy it. The time of the wait is no silence of the server."""
-        if self._free.locked():
-            turn = asyncio.ensure_future(self._free.acquire())
-            try:
-                while not turn.done():
-                    silence.begin()
-                    await asyncio.wait([turn], timeout=_LOOK)
-            except asyncio.CancelledError:
-                if not turn.cancel():
-                    self._free.release()
-                raise
-            silence.begin()
-        else:
-            await self._free.acquire()
+        await self._enter(silence)
         try:
             yield
         finally:
-            self._free.release()
+            self._leave()
+
+    async def _enter(self, silence: Silence) -> None:
+        if self._num_running < self.limit and not self._turns:
+            self._num_running += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            while not turn.done():
+                silence.begin()
+                await asyncio.wait([turn], timeout=_LOOK)
+        except asyncio.CancelledError:
+            if turn.done():
+                self._leave()
+            else:
+                self._turns.remove(turn)
+            raise
+        silence.begin()
+
+    def _leave(self) -> None:
+        self._num_running -= 1
+        if not self._num_running and not self._turns:
+            self.limit = self.count
+        while self._turns and self._num_running < self.limit:
+            self._num_running += 1
+            self._turns.popleft().set_result(None)
 
 
 class LlamaCppEngine(RemoteEngine[LlamaCall]):
@@ -117,18 +140,31 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             Refused: the server refuses the request.
             Failed: the server fails.
         """
-        call = running.call
+        limit = self._slots[server.url].count
         try:
-            async with self._slots[server.url].occupy(running.silence):
-                while not running.ended:
-                    body = call.next_body()
-                    call.begin()
-                    await (self._read_events if call.streamed else self._read_whole)(server, running, body)
-                    call.check_progress()
+            while not running.ended:
+                slots = self._slots[server.url]
+                async with slots.occupy(running.silence):
+                    try:
+                        await self._compute(server, running)
+                    except Failed as error:
+                        if _CACHE_IS_FULL not in error.detail or limit == 1 or not running.call.resumes:
+                            raise
+                        limit //= 2  # all requests fail together, but reduce the limit only once
+                        slots.limit = min(slots.limit, limit)
         except Refused:
-            if not call.begun:
+            if not running.call.begun:
                 await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
             raise
+
+    async def _compute(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
+        """Request completions until the response has ended."""
+        call = running.call
+        while not running.ended:
+            body = call.next_body()
+            call.begin()
+            await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            call.check_progress()
 
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""

@@ -310,6 +310,20 @@ def test_a_sample_with_a_seed_can_be_repeated(both: Both) -> None:
             assert len(first.ids) == 40 or first.finish is Finish.EOS
 
 
+def test_the_only_allowed_token_has_its_own_log_probability(both: Both) -> None:
+    """Decisions read labels so that are not among the most likely tokens."""
+    server, model = both
+    everything = own(server, PROMPT, n_predict=1, n_probs=len(server.pieces), grammar="root ::= [ -~]+")
+    best = {top["id"]: top["logprob"] for top in everything["completion_probabilities"][0]["top_logprobs"]}
+    assert len(best) == len(server.pieces)
+    with engine(model, server) as found:
+        for id in (20, 70, 150, 201):
+            sampling = Sampling(max_new_tokens=1, logprobs=True, allowed_token_ids=(id,))
+            result = details(found, sampling)
+            assert result["ids"] == [id]
+            assert result["logprobs"] == pytest.approx([best[id]], abs=1e-4)
+
+
 def test_a_minimum_number_of_tokens_holds_back_every_end(both: Both) -> None:
     server, model = both
     stops = tuple(range(200, 240))
@@ -489,17 +503,61 @@ def test_crossed_clients_get_their_own_tokens_and_leave_the_slots_free(both: Bot
         wait_for(lambda: server.num_busy == 0, 5, "slots are busy")
 
 
-def test_a_full_cache_fails_its_requests_alone_and_the_engine_goes_on(server: LlamaServer, model: Path) -> None:
-    server.pool, server.pace = 60, 0.01
-    broken = tuple(id for id, piece in enumerate(server.pieces) if not piece.isascii())
-    sampling = SAMPLING._replace(ignore_eos=True, max_new_tokens=40, bad_token_ids=broken)
+@contextlib.contextmanager
+def sharing(request: pytest.FixtureRequest, kind: str, context: int) -> Iterator[Both]:
+    """A server whose four slots share one cache, as by default."""
+    if kind == "double":
+        server, model = request.getfixturevalue("server"), request.getfixturevalue("model")
+        server.context = server.pool = context
+        server.pace = 0.001
+        yield Both(server, model)
+        return
+    model = request.getfixturevalue("real_server").model
+    with real.running(model / "model.gguf", pieces_of(model), 4, "-c", str(context), "--kv-unified") as server:
+        yield Both(server, model)
+
+
+@pytest.mark.parametrize("kind", ["double", pytest.param("real", marks=REAL)])
+def test_requests_go_on_after_the_cache_was_full(request: pytest.FixtureRequest, kind: str) -> None:
+    with sharing(request, kind, 256) as (server, model), engine(model, server) as found:
+        sampling = SAMPLING._replace(ignore_eos=True, max_new_tokens=120)
+        asked = prompts(server, 8)
+        expected = [own(server, prompt, ignore_eos=True, n_predict=120)["tokens"] for prompt in asked]
+        for key, prompt in enumerate(asked):
+            found.add(EngineRequest(key, prompt, sampling))
+        results = run(found, *range(8))
+        assert {(result.finish, result.error) for result in results.values()} == {(Finish.LENGTH, "")}
+        for key, prompt in enumerate(asked):
+            if results[key].ids != expected[key]:
+                assert kind == "real"
+                assert margin(server, prompt, expected[key], results[key].ids, ()) < 1e-3
+        (slots,) = found._slots.values()
+        assert slots.limit == 4, "all may run again"
+        if isinstance(server, LlamaServer):
+            assert any(len(body["prompt"]) > 10 and body["stream"] for body in server.received), "none was full"
+        wait_for(lambda: server.num_busy == 0, 5, "slots are busy")
+
+
+def test_with_structured_output_a_full_cache_fails_what_has_begun(server: LlamaServer, model: Path) -> None:
+    server.pool = 60
+    server.pace = 0.02
+    long = StructuredOutput("choice", json.dumps(["a" * 40]))
     with engine(model, server) as found:
-        for key in (1, 2):
-            found.add(EngineRequest(key, PROMPT, sampling))
-        results = run(found, 1, 2)
-        assert {result.finish for result in results.values()} == {Finish.ERROR}
-        assert all("the llamacpp server answered 500" in result.error for result in results.values())
-        assert ask(found, sampling, key=3).finish is Finish.LENGTH
+        for key in range(4):
+            found.add(EngineRequest(key, list(range(20, 40)), SAMPLING._replace(structured_output=long)))
+        results = run(found, *range(4))
+        assert Finish.ERROR in {result.finish for result in results.values()}
+        assert all(result.ids for result in results.values() if result.finish is Finish.ERROR)
+        wait_for(lambda: server.num_busy == 0, 5, "slots are busy")
+        assert ask(found, key=9).finish is not Finish.ERROR
+
+
+def test_a_request_that_is_alone_fails_if_others_fill_the_cache(server: LlamaServer, model: Path) -> None:
+    server.pool = 20
+    with engine(model, server) as found:
+        result = ask(found, SAMPLING._replace(ignore_eos=True))
+        assert (result.finish, result.error) == (Finish.ERROR, "the llamacpp server answered 500")
+        assert len(result.ids) > 10
 
 
 def error(message: str = "no such thing", code: int = 400) -> dict[str, Any]:
