@@ -133,7 +133,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_images_are_loaded_once_for_a_summary_and_the_response_after_it(stream: bool) -> None:
-    """Each address answers once. Users' messages keep their images beside the summary, and outputs of tools do not."""
+    """Each address answers once. The newest message of the user keeps its images beside the summary."""
 
     def items(*urls: str) -> list[Any]:
         images = [{"type": "input_image", "image_url": url} for url in urls]
@@ -155,8 +155,7 @@ def test_images_are_loaded_once_for_a_summary_and_the_response_after_it(stream: 
                 assert found.status_code == 200, found.text
                 answers.append(json.loads(found.text.splitlines()[-2][6:])["response"] if stream else found.json())
             assert sorted(files.asked) == [f"/once.{number}.png" for number in range(4)]
-            kept = [item for item in items(*[data_url(PNG)] * 5) if "role" in item]
-            count = {"input": [*kept, answers[0]["output"][0]]}
+            count = {"input": [items(*[data_url(PNG)] * 5)[-1], answers[0]["output"][0]]}
             after = server.post(count, "/v1/responses/input_tokens").json()["input_tokens"]
     fetched, inline = answers
     assert [item["type"] for item in fetched["output"]] == ["compaction", "message"], fetched
