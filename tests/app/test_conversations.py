@@ -529,6 +529,21 @@ def test_a_response_that_cannot_be_appended_fails(tmp_path: Path) -> None:
         assert [item["id"] for item in items(server, id)] == before
 
 
+def test_what_frees_room_needs_none(tmp_path: Path) -> None:
+    """Here, the limit is lower than what is stored. Nothing is deleted to make room for a deletion."""
+    store = ("--engine", "echo", "-o", f"option.responses_store={tmp_path}")
+    with serve(*store) as server:
+        kept, other = create(server), create(server, user("a"))
+        for number in range(3):
+            assert add(server, kept, {**user("a " * 300_000), "id": f"msg_{number}"}).status_code == 200
+    with serve(*store, "-o", "option.responses_max_bytes=1048576") as server:
+        assert call(server, "DELETE", f"/{kept}/items/msg_0").status_code == 200
+        assert [item["id"] for item in items(server, kept)] == ["msg_1", "msg_2"]
+        assert said(items(server, other)) == ["a"]
+        assert call(server, "DELETE", f"/{other}").status_code == 200
+        assert call(server, "GET", f"/{kept}").status_code == 200
+
+
 def test_a_stream_that_cannot_be_appended_fails(tmp_path: Path) -> None:
     """As on a full disk: here, another process holds the file when the response ends."""
     with (

@@ -12,6 +12,7 @@ from unittest import mock
 import httpx
 import pytest
 
+from handler.http import message_batch_routes
 from handler.serving.batches import runner
 from tests.app.server import serve
 from tests.servers import LiveServer, options, wait_for
@@ -201,6 +202,23 @@ def test_an_invalid_body_creates_nothing(server: LiveServer, body: bytes, messag
     status, kind, text = error(call(server, "POST", content=body))
     assert (status, kind) == (400, "invalid_request_error")
     assert message in text
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_large_request_is_read_as_a_small_one(server: LiveServer, repeats: bool) -> None:
+    """A large one is decoded in the queue for large bodies."""
+    large = json.dumps(request("a", "one " * 500)).encode()
+    if repeats:
+        large = large.replace(b"{", b'{"custom_id": "b", ', 1)
+    with mock.patch.object(message_batch_routes, "LARGE", 1000):
+        made = call(server, "POST", content=b'{"requests": [' + large + b"]}")
+    if repeats:
+        assert error(made)[:2] == (400, "invalid_request_error")
+        assert "requests[0]: " in error(made)[2]
+    else:
+        assert made.status_code == 200, made.text
+        until_ended(server, made.json()["id"])
+        assert results(server, made.json()["id"])["a"]["type"] == "succeeded"
 
 
 def test_limits_are_told_by_their_options(server: LiveServer) -> None:
