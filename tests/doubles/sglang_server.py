@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 VOCABULARY = 460
 EOS = 2
+NEVER = 1e6  # seconds
 HANG = b"hang"
 """In a script: send nothing more, and wait until the client leaves."""
 
@@ -103,6 +104,7 @@ class SglangServer:
         grammar: whether it has a grammar back end.
         name: its --served-model-name.
         adapters: what each loaded LoRA adapter adds to the ids of a response.
+        model_info: the whole body of /model_info, unless it is `...`.
         info: more fields of /model_info and /server_info.
         pace: seconds between two tokens.
         disconnect_seconds: after which a closed connection ends its request.
@@ -127,6 +129,7 @@ class SglangServer:
         self.max_running, self.max_queued = 48, 1000
         self.stream_interval = 1
         self.reasons, self.grammar = False, True
+        self.model_info: Any = ...
         self.info: dict[str, Any] = {}
         self.context = 64
         self.name = "served"
@@ -180,7 +183,7 @@ class SglangServer:
             adapters = [{**card, "id": name, "parent": self.name, "max_model_len": None} for name in self.adapters]
             return self._write(writer, 200, {"object": "list", "data": [card, *adapters]})
         if path == "/get_model_info" or (path == "/model_info" and since_new_routes):
-            return self._write(writer, 200, {"model_path": "/models/tiny", "is_generation": True, **self._model_info()})
+            return self._write(writer, 200, self._model_info() if self.model_info is ... else self.model_info)
         if path == "/get_server_info" or (path == "/server_info" and since_new_routes):
             self.num_asked += 1
             return self._write(writer, 200, self._server_info())
@@ -209,7 +212,8 @@ class SglangServer:
 
     def _model_info(self) -> dict[str, Any]:
         preferred = json.dumps(self.preferred) if self.number < (0, 5, 6) else self.preferred
-        return {"preferred_sampling_params": preferred or None, "tokenizer_path": "/models/tiny", **self.info}
+        info = {"model_path": "/models/tiny", "tokenizer_path": "/models/tiny", "is_generation": True}
+        return {**info, "preferred_sampling_params": preferred or None, **self.info}
 
     def _server_info(self) -> dict[str, Any]:
         name = "incremental_streaming_output" if self.number >= _OLDEST_JOINED else "stream_output"

@@ -119,7 +119,7 @@ class SglangServer(NamedTuple):
             Failed: the server does not generate text by itself, or its responses cannot be read.
         """
         try:
-            if not model.get("is_generation", True):
+            if not model["is_generation"]:
                 raise Failed("does not generate text", "its model computes embeddings", lasts=True)
             mode = server.get("disaggregation_mode") or "null"
             if mode != "null":
@@ -136,7 +136,7 @@ class SglangServer(NamedTuple):
                 version is not None and tuple(map(int, version.groups())) >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise Failed("does not report its settings", f"its /server_info cannot be read: {error!r}") from None
 
     def check(self, body: Mapping[str, Any]) -> None:

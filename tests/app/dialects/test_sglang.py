@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tests.app.dialects.test_every_dialect import DIALECTS, STREAMS, answered, completion, lines, said
 from tests.app.server import AppServer, serve
 from tests.doubles import tiny
-from tests.doubles.sglang_server import SglangServer, best, listening, score
+from tests.doubles.sglang_server import NEVER, SglangServer, best, listening, score
 from tests.one_test import in_one_test
 from tests.servers import http, options, wait_for
 
@@ -25,7 +25,7 @@ CLIENTS = 64
 
 @pytest.fixture(scope="module")
 def sglang() -> Iterator[SglangServer]:
-    settings = {"context": tiny.CONTEXT, "max_running": 24, "disconnect_seconds": 60.0, "certain": True}
+    settings = {"context": tiny.CONTEXT, "max_running": 24, "disconnect_seconds": NEVER, "certain": True}
     with listening(**settings) as server:
         yield server
 
@@ -85,7 +85,7 @@ def test_a_stop_string_ends_the_request_at_the_server(sglang: SglangServer, fron
     try:
         body = {**completion(WORDS, 500), "stop": ["Rome"]}
         assert front.post(body, "/v1/completions").json()["choices"][0]["text"] == "Paris is the capital of France and "
-        wait_for(lambda: not sglang.running, 1, "it goes on although nobody listens")
+        wait_for(lambda: not sglang.running, 5, "it goes on although nobody listens")
     finally:
         sglang.pace = 0.0
 

@@ -16,7 +16,7 @@ from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOut
 from handler.engines.base import EngineRequest, Output
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import SglangEngine
-from tests.doubles.sglang_server import DONE, HANG, SglangServer, best, event, listening, score
+from tests.doubles.sglang_server import DONE, HANG, NEVER, SglangServer, best, event, listening, score
 from tests.one_test import in_one_test
 from tests.process.engines.openai import test_bad_servers
 from tests.process.engines.openai.test_bad_servers import PATIENCE, Result, failed, run
@@ -120,12 +120,41 @@ def test_tokens_that_a_grammar_forbids_have_no_number() -> None:
 
 def test_stop_tokens_count_although_ignore_eos_makes_sglang_forget_them() -> None:
     sampling = Sampling(max_new_tokens=50, logprobs=False, ignore_eos=True, stop_token_ids=(7,))
-    with listening(pace=0.01) as server, engine(server) as found:
+    with listening(pace=0.01, disconnect_seconds=NEVER) as server, engine(server) as found:
         assert ask(found, sampling, ids=[5, 2, 7]) == ([5, 2, 7], Finish.STOP, "")
-        wait_for(lambda: not server.running, 1, "it goes on although nobody listens")
+        wait_for(lambda: not server.running, 5, "it goes on although nobody listens")
         assert server.aborted == [server.received[0].body["rid"]]
         late = sampling._replace(min_new_tokens=4)
         assert ask(found, late, key=2) == ([5, 6, 8, 5, 6, 7], Finish.STOP, "")
+
+
+@in_one_test("incremental", [False, True])
+def test_what_follows_a_missed_stop_token_in_its_event_is_dropped(incremental: bool) -> None:
+    sampling = Sampling(max_new_tokens=50, top_logprobs=2, ignore_eos=True, stop_token_ids=(9,))
+    settings = {"incremental": incremental, "stream_interval": 5, "disconnect_seconds": NEVER}
+    with listening(**settings) as server, engine(server) as found:
+        parts = outputs(found, sampling, [5, 6, 9, 7])
+    ids = [id for part in parts for id in part.ids]
+    assert ids == [5, 6, 9]
+    assert [logprob for part in parts for logprob in part.logprobs] == [score(id) for id in ids]
+    assert sum(len(part.tops or ()) for part in parts) == 3
+
+
+def test_an_answer_may_end_at_one_of_several_ids_without_naming_it() -> None:
+    for matched in ([8, 9], None):
+        script = (token(9, count=1, finish_reason={"type": "stop", "matched": matched}), DONE)
+        with listening(script) as server, engine(server) as found:
+            assert ask(found, SAMPLING._replace(stop_token_ids=(9,))) == ([9], Finish.STOP, "")
+
+
+def test_alternatives_to_the_prompt_that_are_missing_are_an_error() -> None:
+    entries = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
+    for prompt, rows in ((entries, [None, []]), (entries[:2], [None, [], []])):
+        meta = {"input_token_logprobs": prompt, "input_top_logprobs": rows, "output_token_logprobs": [[-1.0, 5, None]]}
+        with listening() as server, engine(server) as found:
+            server.scripts = [(token(5, count=1, **meta), DONE)] * 3
+            sampling = SAMPLING._replace(prompt_logprobs=True, prompt_top_logprobs=1)
+            assert ask(found, sampling).error == "the sglang server sent an event that cannot be read"
 
 
 def test_a_log_probability_of_another_token_is_an_error() -> None:
@@ -309,7 +338,7 @@ def abort(code: int | None, *ids: int, count: int = 0) -> bytes:
     return event({"output_ids": list(ids), "meta_info": {"finish_reason": reason, "completion_tokens": count}})
 
 
-def token(*ids: int, count: int, **more: Any) -> bytes:
+def token(*ids: float, count: int, **more: Any) -> bytes:
     meta = {"finish_reason": None, "completion_tokens": count, **more}
     return event({"text": "x", "output_ids": list(ids), "meta_info": meta})
 
@@ -330,6 +359,7 @@ FAILURES = {
     ),
     "other tokens": ((token(5, count=1), token(6, 7, count=2)), [5], "changed tokens of its response"),
     "no ids": ((event({"text": "x", "meta_info": {"finish_reason": None}}),), [], "sent text without token ids"),
+    "a number": ((token(5.5, count=1),), [], "sent an event that cannot be read"),
     "a negative id": ((token(-5, count=1),), [], "sent an event that cannot be read"),
     "too many": ((token(*[5] * 7, count=7),), [], "sent more tokens than max_tokens=6"),
     "no reason": ((token(5, count=1), DONE), [5], "ended its response without a finish_reason"),
@@ -396,9 +426,10 @@ def test_a_server_that_cannot_generate_alone_is_refused(info: dict[str, Any], wo
         pass
 
 
-def test_a_server_whose_report_cannot_be_read_is_not_used() -> None:
+@in_one_test("report", [{"preferred_sampling_params": "{"}, [], None, "?"])
+def test_a_server_whose_report_cannot_be_read_is_not_used(report: Any) -> None:
     with listening() as odd, listening() as well:
-        odd.info = {"preferred_sampling_params": "{"}
+        odd.model_info = report
         with engine(odd, well) as found:
             assert ask(found) == WHOLE
             assert not odd.received
@@ -408,23 +439,23 @@ def test_a_server_whose_report_cannot_be_read_is_not_used() -> None:
 
 
 def start(found: SglangEngine, server: SglangServer, key: int = 1) -> None:
-    found.add(EngineRequest(key, PROMPT, Sampling(max_new_tokens=50, logprobs=False)))
+    found.add(EngineRequest(key, PROMPT, Sampling(max_new_tokens=4000, logprobs=False)))
     deadline = time.monotonic() + PATIENCE
     while not found.step().keys:
         assert time.monotonic() < deadline
 
 
 def test_a_cancelled_request_frees_its_slot_at_once() -> None:
-    with listening(pace=0.05, disconnect_seconds=60.0) as server, engine(server) as found:
+    with listening(context=8000, pace=0.05, disconnect_seconds=NEVER) as server, engine(server) as found:
         start(found, server)
         assert len(server.running) == 1
         found.cancel(1)
-        wait_for(lambda: not server.running, 1, "the slot is held")
+        wait_for(lambda: not server.running, 5, "the slot is held")
         assert server.aborted == [server.received[0].body["rid"]]
 
 
 def test_a_request_that_waits_in_the_server_leaves_its_queue() -> None:
-    with listening(max_running=1, pace=0.05, disconnect_seconds=60.0) as server, engine(server) as found:
+    with listening(context=8000, max_running=1, pace=0.05, disconnect_seconds=NEVER) as server, engine(server) as found:
         start(found, server)
         found.add(EngineRequest(2, PROMPT, SAMPLING))
         wait_for(lambda: found.step() and len(server._waiting) == 1, 10, "it does not wait")
@@ -434,7 +465,10 @@ def test_a_request_that_waits_in_the_server_leaves_its_queue() -> None:
 
 
 def test_the_server_notices_itself_if_it_refuses_the_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listening(admin_key="another", pace=0.05, disconnect_seconds=0.3) as server, engine(server) as found:
+    with (
+        listening(context=8000, admin_key="another", pace=0.05, disconnect_seconds=0.3) as server,
+        engine(server) as found,
+    ):
         start(found, server)
         found.cancel(1)
         wait_for(lambda: not server.running, 2, "the slot is held")
@@ -442,15 +476,16 @@ def test_the_server_notices_itself_if_it_refuses_the_abort(monkeypatch: pytest.M
 
 
 def test_the_end_of_the_engine_aborts_all_requests() -> None:
-    with listening(pace=0.05, disconnect_seconds=60.0) as server:
+    with listening(context=8000, pace=0.05, disconnect_seconds=NEVER) as server:
         with engine(server) as found:
             for key in range(1, 9):
                 start(found, server, key)
-        wait_for(lambda: not server.running, 1, "slots are held")
+        wait_for(lambda: not server.running, 5, "slots are held")
 
 
-def test_cancels_that_come_together_are_all_told_to_the_server() -> None:
-    with listening(pace=0.05, disconnect_seconds=60.0) as server, engine(server) as found:
+def test_cancels_that_come_together_are_all_told_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.engines.remote.engine._SPINS", 1)  # as if the server were farther away
+    with listening(context=8000, pace=0.05, disconnect_seconds=NEVER) as server, engine(server) as found:
         commands, sender = os.pipe()
         try:
             for key in range(1, 9):
@@ -461,7 +496,7 @@ def test_cancels_that_come_together_are_all_told_to_the_server() -> None:
                 found.cancel(key)
             os.read(commands, 100)
             found.cancel(8)  # after this, nothing runs the engine
-            wait_for(lambda: not server.running, 1, "slots are held")
+            wait_for(lambda: not server.running, 5, "slots are held")
         finally:
             found._loop.remove_reader(commands)
             os.close(commands)
@@ -478,7 +513,7 @@ def test_a_silent_request_is_aborted() -> None:
 
 
 def test_a_server_that_answers_nothing_does_not_hold_up_a_cancel() -> None:
-    with listening(pace=0.05) as server, engine(server) as found:
+    with listening(context=8000, pace=0.05) as server, engine(server) as found:
         start(found, server)
         server.hangs = True
         began = time.monotonic()
@@ -490,7 +525,7 @@ def test_a_server_that_answers_nothing_does_not_hold_up_a_cancel() -> None:
 @pytest.mark.parametrize("incremental", [False, True])
 def test_crossed_requests_get_their_own_tokens(incremental: bool) -> None:
     """64 requests at once, of which every third is cancelled amid."""
-    settings = {"incremental": incremental, "pace": 0.002, "max_running": 24, "disconnect_seconds": 60.0}
+    settings = {"incremental": incremental, "pace": 0.002, "max_running": 24, "disconnect_seconds": NEVER}
     keys = range(1, 65)
     prompts = {key: [100 + key, 200 + key, 300 + key % 7] for key in keys}
     cancelled = {*keys[::3]}
