@@ -1,4 +1,4 @@
-"""Stream responses by InvokeEndpointWithBidirectionalStream. Needs AWS's SDK for SageMaker's HTTP/2 API.
+"""Stream responses with InvokeEndpointWithBidirectionalStream. Needs AWS's SDK for SageMaker's HTTP/2 API.
 
 boto3 does not have this operation. The errors of AWS's SDK are raised as the errors that boto3 raises for the other
 operations, so that `errors.py` converts both.
@@ -43,7 +43,7 @@ _CLOSE_SECONDS = 5.0
 _JSON = "application/json"
 _STREAM_ERRORS = ("ModelStreamError", "InternalStreamFailure")
 _CODES = {"InputValidationError": "ValidationError"}
-"""boto3's names for errors that this operation has under other names."""
+"""Maps this operation's names of errors to boto3's."""
 
 _NOT_OPENED = (
     "SageMaker opens a WebSocket only if the image has the label "
@@ -117,7 +117,7 @@ class BidirectionalRuntime(Runtime):
                 region=self.region,
                 aws_credentials_identity_resolver=Credentials(self.session),
                 transport=AWSCRTHTTPClient(),
-                max_attempts=1,  # the patience of this client repeats attempts
+                max_attempts=1,  # this client retries by itself
             )
             self._sdk = client.AsyncSageMakerRuntimeHTTP2Client(config=settings)
         values = models.InvokeEndpointWithBidirectionalStreamInput(
@@ -127,7 +127,7 @@ class BidirectionalRuntime(Runtime):
         try:
             await stream.await_output()
         except BaseException:
-            await stream.close()  # else the SDK's task of the request prints an error when the process ends
+            await stream.close()  # otherwise the SDK's task prints an error when the process ends
             raise
         return stream
 
@@ -174,7 +174,7 @@ class Messages:
             message = self._run(self._receive())
 
     def close(self) -> None:
-        """End the stream, so that the container cancels a request that still runs."""
+        """End the stream, so that the container cancels a request that is still running."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -205,7 +205,7 @@ class Messages:
 
 
 class Credentials:
-    """Gives the credentials of a boto3 session to AWS's SDK, for each request anew, as they may be temporary."""
+    """Gives AWS's SDK the current credentials of a boto3 session for each request, as they may be temporary."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -222,7 +222,7 @@ class Credentials:
 
 
 class LoopThread:
-    """An event loop in a thread of its own, from the first coroutine to the end of this object or of the process."""
+    """An event loop in its own thread. It starts with the first coroutine, and ends with this object or the process."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -253,7 +253,7 @@ class LoopThread:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """End a loop and its tasks. Tasks that a process leaves behind would print errors when it ends."""
+    """End a loop and its tasks. Unfinished tasks would print errors when the process ends."""
     ending = asyncio.run_coroutine_threadsafe(_end_tasks(), loop)
     if thread is not threading.current_thread():  # which may collect garbage
         with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -275,7 +275,7 @@ async def _limited(coroutine: Coroutine[Any, Any, _T], seconds: float) -> _T:
 
 
 def _note(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log errors of the SDK's own tasks, which fail after streams that end early."""
+    """Log errors of the SDK's own tasks, which fail when a stream ends early."""
     log.debug("AWS's SDK: %s: %r", context.get("message"), context.get("exception"))
 
 
@@ -291,7 +291,7 @@ def _checked(url: str) -> str:
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raise NotSent if the operation cannot pass an argument on."""
+    """Raise NotSent if the operation has no equivalent of an argument."""
     if unknown := request.keys() - {"Body", "ContentType", "TargetVariant"}:
         raise NotSent(
             f"{', '.join(sorted(unknown))}: not supported by bidirectional streams",
@@ -307,7 +307,7 @@ def check_request(request: Mapping[str, Any]) -> None:
 
 
 def before_stream(error: Exception, url: str) -> Any:
-    """Return boto3's error for an error of AWS's SDK at the opening of a stream."""
+    """Return boto3's error for an error that AWS's SDK raises while opening a stream."""
     if isinstance(error, RequestFailed):
         return error
     if not isinstance(error, CallError):
@@ -323,7 +323,7 @@ def before_stream(error: Exception, url: str) -> Any:
 
 
 def within_stream(error: Exception) -> Any:
-    """Return botocore's error for an error of AWS's SDK in an open stream."""
+    """Return botocore's error for an error that AWS's SDK raises in an open stream."""
     if isinstance(error, RequestFailed):
         return error
     if not isinstance(error, CallError):
@@ -336,7 +336,7 @@ def within_stream(error: Exception) -> Any:
 
 
 def _refusal(message: bytes) -> ClientError | None:
-    """Return the error that a refusal would be over HTTP, or None for another message."""
+    """Return the error that HTTP would have for this refusal, or None for any other message."""
     value = json_object(message)
     if value.get("type") != "error" or not isinstance(value.get("status"), int):
         return None

@@ -177,7 +177,7 @@ class Predictor:
         component: inference component to call, or None if the endpoint has at most one component.
         adapter: name of an adapter component to call, instead of `component`.
         routing_target: routing target to call, if `endpoint_name` is an inference router.
-        bidirectional: whether to stream by InvokeEndpointWithBidirectionalStream. Other calls are then refused.
+        bidirectional: whether to stream with InvokeEndpointWithBidirectionalStream. Other calls are then refused.
         connection: further settings; see `Connection`.
 
     Raises:

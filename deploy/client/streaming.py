@@ -186,7 +186,7 @@ class ResponseEnd:
         self._num_running = number if isinstance(number, int) else 1
 
     def is_last(self, message: bytes) -> bool:
-        """Return whether no message of the response follows. Call it for each message."""
+        """Return whether this is the response's last message. Call it for each message."""
         value = json_object(message)
         try:
             events = events_of(value)

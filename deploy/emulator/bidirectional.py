@@ -41,10 +41,10 @@ from deploy.emulator.signed_events import EventReader, EventSignature, decode
 log = logging.getLogger("deploy.emulator")
 
 PATH = "invocations-bidirectional-stream"
-ACCEPT_SECONDS = 0.25  # SageMaker's maximum for the container to accept the WebSocket; the emulator only warns
+ACCEPT_SECONDS = 0.25  # maximum seconds for the container to accept the WebSocket; the emulator only warns
 OPEN_SECONDS = 10.0
 _ERRORS = {"ValidationError": "InputValidationError", "ServiceUnavailable": "ServiceUnavailableError"}
-"""Names of errors that this operation has under other names than the operations over HTTP/1.1."""
+"""Maps the names of errors over HTTP/1.1 to those of this operation."""
 
 _ROUTE = re.compile(rf"/endpoints/([^/]+)/{PATH}")
 _MODEL_PATH = re.compile(r"[A-Za-z0-9\-._]+(?:/[A-Za-z0-9\-._]+)*")
@@ -292,12 +292,12 @@ async def listening(
     try:
         yield _url(host, server.sockets[0].getsockname()[1]), directory / "certificate.pem"
     finally:
-        server.close()  # waiting for it would wait for the clients
+        server.close()  # otherwise this would wait for the clients
         await asyncio.gather(*(connection.close() for connection in connections))
 
 
 def _is_local(host: str) -> bool:
-    """Return whether a client on this machine reaches `host` by the name localhost."""
+    """Return whether a client on this machine can reach `host` as localhost."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

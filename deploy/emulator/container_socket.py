@@ -114,7 +114,7 @@ class ContainerSocket:
         return container
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame, and wait while the container does not read."""
+        """Send a frame, and wait until the container reads."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_frame(frame)
             self._write()
@@ -150,7 +150,7 @@ class ContainerSocket:
         self._writer.transport.abort()
 
     async def keep_alive(self) -> None:
-        """Send pings, and end the WebSocket if the container misses too many, or at the end of its life."""
+        """Send pings, and end the WebSocket if the container misses too many, or when its lifetime is over."""
         clock = asyncio.get_running_loop().time
         ends = clock() + MAX_SECONDS
         while self._protocol.state is State.OPEN:

@@ -59,7 +59,7 @@ class Stream:
         self._arrived.set()
 
     def close(self) -> None:
-        """Tell the application that the client has gone."""
+        """Tell the application that the client has disconnected."""
         self._is_closed = True
         self._arrived.set()
         self.writable.set()
@@ -75,7 +75,7 @@ class Stream:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message of the response, and wait while the client does not read. After its end, do nothing."""
+        """Send a message of the response, and wait until the client reads. Do nothing if the response has ended."""
         if message["type"] == "http.response.start":
             return None if self._is_closed else self._connection.send_headers(self._id, message)
         data, last = message.get("body", b""), not message.get("more_body", False)
@@ -118,7 +118,7 @@ class Http2Connection(asyncio.Protocol):
             stream.close()
 
     def pause_writing(self) -> None:
-        """Keep data back: clients may open windows of gigabytes."""
+        """Stop writing data, because clients may open windows of gigabytes."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
@@ -187,7 +187,7 @@ class Http2Connection(asyncio.Protocol):
             self._reset(id, code)
 
     def _reset(self, id: int, code: ErrorCodes) -> None:
-        """Tell the client that nothing more is read, unless the stream has ended."""
+        """Tell the client that no more data is read, unless the stream has ended."""
         try:
             self._h2.reset_stream(id, code)
         except ProtocolError:  # the stream has ended, as it should
@@ -197,7 +197,7 @@ class Http2Connection(asyncio.Protocol):
     # -- what streams do -----------------------------------------------------------------------------------------
 
     def acknowledge(self, id: int, size: int) -> None:
-        """Let the client send more, because bytes of its request have been taken."""
+        """Let the client send more, because the application has read bytes of its request."""
         if size:
             try:
                 self._h2.acknowledge_received_data(size, id)

@@ -63,7 +63,7 @@ def decode(data: bytes) -> EventStreamMessage:
     try:
         message: EventStreamMessage = next(buffer)
     except (ParserError, StopIteration, KeyError, ValueError, struct.error) as error:
-        # botocore lets errors of the types, lengths and characters of headers through
+        # botocore does not convert errors in the types, lengths and characters of headers
         raise validation_error(f"The event stream is invalid: {error or 'a message is incomplete'}") from error
     if message.prelude.total_length != len(data):
         raise validation_error("The event stream is invalid: an event contains more than one message.")
@@ -101,7 +101,7 @@ class EventSignature:
             time = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
         except (ValueError, OverflowError, OSError) as error:
             raise ApiError(403, "IncompleteSignature", f"The :date of an event is invalid: {error}") from error
-        scope = [time.strftime("%Y%m%d"), *self._scope]  # AWS's SDK takes the day of the event, not of the request
+        scope = [time.strftime("%Y%m%d"), *self._scope]  # AWS's SDK uses the date of the event, not of the request
         header = b"\x05:date\x08" + struct.pack("!q", milliseconds)
         lines = (
             "AWS4-HMAC-SHA256-PAYLOAD",

@@ -1,4 +1,4 @@
-"""Check what SageMaker needs to open bidirectional streams, where they are asked for or their options are set.
+"""Checks what SageMaker needs to open bidirectional streams, if they are requested or their options are set.
 
 See https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html.
 """
@@ -23,7 +23,7 @@ _HANGS = "Otherwise the WebSocket is never opened, and the call seems to hang."
 
 
 def bidirectional(context: Context) -> Iterator[Check]:
-    """Check the kind of endpoint, the host AMI and the image's label. There is nothing to check unless it is asked."""
+    """Check the kind of endpoint, the host AMI and the image's label. Check nothing unless streams are requested."""
     settings = _settings(context)
     if not (context.bidirectional or settings) or (settings.get(_MAX) == "0" and not context.bidirectional):
         return

@@ -190,7 +190,7 @@ def image_labels(context: Context) -> dict[str, str] | None:
     which, image_id = _names(match)
     try:
         got = context.aws.client("ecr").batch_get_image(**which, imageIds=[image_id], acceptedMediaTypes=[*_MANIFESTS])
-    except ClientError:  # an image that does not exist, or of another account
+    except ClientError:  # the image does not exist, or belongs to another account
         return None
     if not got["images"]:
         return None

@@ -171,7 +171,7 @@ class InvalidPayload(_OfTheClient):
 class InvalidParameter(_OfTheClient):
     """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or NAME.
 
-    After ` with `, a name may have text from the client, such as the id of a question.
+    After ` with `, the name may contain text from the client, such as the id of a question.
     """
 
     @property
@@ -229,9 +229,9 @@ class PromptTooLong(TooLong):
             text.
 
     Attributes:
-        name: name of the prompt in the dialect of the client. It may have text from the client after ` with `.
+        name: name of the prompt in the client's dialect. After ` with `, it may contain text from the client.
         num_prompt: number of tokens in the prompt, or a lower bound.
-        length: `num_prompt` as text, such as "at least 100".
+        length: `num_prompt` as words, such as "at least 100".
         most: maximum number of tokens in the prompt.
     """
 
@@ -393,7 +393,7 @@ class MethodNotAllowed(BadRequest):
 
 
 class UpgradeRequired(BadRequest):
-    """The route can only be used by a WebSocket, or cannot be used by one."""
+    """The route is only for WebSockets, or does not accept them."""
 
     status = 426
 
@@ -403,7 +403,7 @@ class Conflict(BadRequest):
 
 
 class ConversationLocked(Conflict):
-    """Another response in the same conversation is in progress. The message is OpenAI's."""
+    """Another response in the same conversation is in progress. OpenAI's API has the same message."""
 
     def __init__(self) -> None:
         super().__init__("Another process is currently operating on this conversation. Please retry in a few seconds.")

@@ -84,7 +84,7 @@ class FairQueue(Generic[T]):
         closed.
 
         Args:
-            flow: flow of the next owner that may have another turn, or None. It is ignored if it has no entries.
+            flow: flow of the next owner to take the entry from, or None. It is ignored if it has no entries.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._owners or self._closed, timeout)

@@ -1,4 +1,4 @@
-"""Encryption of values that clients keep and send back, so that only this server can read or write them."""
+"""Encrypts values that clients keep and send back, so that only this server can read or write them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ NOT_OPENED = (
     f"cannot be read: it was written by another server, by this server before its last start ({_OPTION}), or for "
     "another API key"
 )
-"""Why a value could not be opened, as clients are told."""
+"""The reason that clients get if a value cannot be opened."""
 
 
 class Sealer:
-    """Encrypts values by AES-256 in Galois/Counter Mode. Each value belongs to an owner, who alone can have it opened.
+    """Encrypts values with AES-256 in Galois/Counter Mode. Each value belongs to an owner, and cannot be opened for
+    another one.
 
     Args:
-        secret: secret of the servers that open each other's values. By default, each object has its own.
+        secret: secret of the servers that open each other's values. By default, each object creates one.
     """
 
     def __init__(self, secret: bytes = b"") -> None:

@@ -294,13 +294,13 @@ class Request(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()  # for a chat template that supports tools
     template: TemplateOptions = PLAIN_TEMPLATE
     read_prompt: Callable[[Request, str], Request] | None = None  # sets fields that depend on the rendered messages
-    # Returns a request with a shorter prompt, and this prompt, given a function that renders the prompt of a request.
+    # Shortens a request. It gets a function that renders prompts, and returns the new request and its prompt.
     edit: Callable[[Request, Callable[[Request], Prompt]], tuple[Request, Prompt]] | None = None
     prompt_ids: tuple[int, ...] | None = None
     adapter: Adapter | None = None
     priority: int = 0  # in the queue; lower is earlier
     timeout: float = math.inf  # seconds after which the request fails unless it has ended
-    time_limit: float | None = None  # seconds until it must have started and ended, instead of the usual limits
+    time_limit: float | None = None  # seconds within which it must start and end, instead of the usual limits
     background: str | None = None  # owner of the batch (`/v1/batches`) that the request belongs to
     session: str = ""  # id of the client's session
     id: str = ""  # the client's id, by which its owner can stop the request

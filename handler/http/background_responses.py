@@ -1,4 +1,4 @@
-"""Responds to requests for background responses: their creation, their events, and their cancellation."""
+"""Creates background responses, sends their events and cancels them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from handler.serving.quota import Share
 from handler.serving.request.task import RequestTask, ignored_header
 from handler.serving.stored_responses import BUSY_SECONDS
 
-_PART = 1 << 16  # bytes of events after which a part is sent
-_WRITE_SECONDS = 2 * BUSY_SECONDS  # maximum seconds to wait until a final state has been written
-_LOOK_SECONDS = 1.0  # between two searches for events of a response that another server runs
+_PART = 1 << 16  # bytes of events to collect before they are sent
+_WRITE_SECONDS = 2 * BUSY_SECONDS  # maximum seconds to wait for a final state to be written
+_LOOK_SECONDS = 1.0  # seconds between two searches for events of a response that another server is running
 
 
 async def create(model: ServedModel, task: RequestTask) -> Respond | None:
-    """Start a background response, which closes the task. It goes on when the client disconnects.
+    """Start a background response, which closes the task. It continues if the client disconnects.
 
     Returns:
         A function that responds to the request, or None if the task has been refused.
@@ -81,7 +81,7 @@ class _EventReader:
         first: number of the first event to read.
 
     Attributes:
-        run: the run of the response, or None if it has ended or does not run on this server.
+        run: the run of the response, or None if it has ended or is not running on this server.
     """
 
     def __init__(self, runs: BackgroundRuns, owner: str, id: str, first: int) -> None:
@@ -89,7 +89,7 @@ class _EventReader:
         self.run = runs.find(owner, id)
 
     async def read(self) -> tuple[bytes, bool]:
-        """Return the next events, which may be none, and whether they are the last ones."""
+        """Return the next events, if there are any, and whether they are the last ones."""
         page = None if self.run is None else self.run.read(self._first)
         if page is None:
             store = self._runs.store
@@ -110,7 +110,7 @@ async def _send_events(
 ) -> None:
     """Send the events of a response until it has ended or is deleted, or the client has disconnected.
 
-    A slow client holds one part of the events, and nothing of the run.
+    A slow client holds one part of the events, and does not hold the run.
     """
     exchange: AnyExchange = scope["extensions"][EXCHANGE]
     headers = [(b"cache-control", b"no-cache"), AS_IT_COMES, *(extra or [])]
@@ -122,7 +122,7 @@ async def _send_events(
             await send_start(scope, send, 200, SSE.content_type, headers)
             await _send_parts(model, send, reader, exchange, memory)
             await exchange.read()
-    except ServingError:  # the store or the memory is overloaded, which a client that resumes does not notice
+    except ServingError:  # the store or the memory is overloaded; the client can resume, so it misses no events
         log_slow_client(scope)
         exchange.drop()
     except (OSError, RuntimeError):  # the connection is closed, but this has not been reported yet
@@ -195,7 +195,7 @@ class BackgroundHandlers:
         return _EventReader(runs, owner, id, first)
 
     async def cancel(self, call: StoredCall) -> Responded:
-        """Cancel a response, and return it. A response that has ended stays as it is."""
+        """Cancel a response, and return it. A response that has ended does not change."""
         store, owner, id = call.store, call.owner, call.id
         await self.stop(owner, id)
         if await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id)) is None:
@@ -209,10 +209,10 @@ class BackgroundHandlers:
         return response, ()
 
     async def stop(self, owner: str, id: str) -> None:
-        """Cancel a response that runs on this server, and wait until its final state has been written.
+        """Cancel a response that is running on this server, and wait until its final state has been written.
 
         Raises:
-            Unavailable: it cannot be written, for example because the disk is full. The response runs no longer.
+            Unavailable: it cannot be written, for example because the disk is full. The response is no longer running.
         """
         runs = self._model.background
         run = None if runs is None else runs.find(owner, id)

@@ -63,7 +63,7 @@ class StoreRoutes:
 
     errors: ClassVar[ErrorFormat]
     uploaded: ClassVar = "'file'"
-    """The name of what is uploaded, in error messages."""
+    """The noun for the uploaded data in error messages."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -102,7 +102,7 @@ class StoreRoutes:
 
     @contextlib.asynccontextmanager
     async def new_file(self, scope: Scope, kind: BatchKind) -> AsyncIterator[str]:
-        """Return the id of a new file that the block writes. Drop the file if the block fails.
+        """Yield the id of a new file, which the block writes. Remove the file if the block fails.
 
         Raises:
             ServingError: there is no room for the file, it does not arrive in time, or it cannot be written.
@@ -148,7 +148,7 @@ class StoreRoutes:
                 memory.set(BODY_MEMORY * upload.num_held)
 
     async def send(self, scope: Scope, receive: Receive, send: Send, parts: Callable[[], bytes]) -> None:
-        """Send a body whose parts are read on a thread, until there are no more or the client has disconnected."""
+        """Send a body whose parts are read on a thread, until its end or until the client disconnects."""
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             more = scope["method"] != "HEAD"
@@ -259,7 +259,7 @@ def create_file(path: Path) -> BinaryIO:
 
 
 class BodyReader(Protocol):
-    """What reads a body while it arrives.
+    """Reads a body while it arrives.
 
     Attributes:
         num_held: number of bytes that it holds in memory.

@@ -148,7 +148,7 @@ class ConversationRoutes:
         return read_items(body, self._model.preprocessor.context, call.owner, calls, required=required)
 
     async def _run(self, call: StoredCall, use: Callable[[], T], *, size: int | None = None) -> T:
-        """Call `use`, on a thread if there is much to read. By default, the memory that the call holds tells this."""
+        """Call `use`, on a thread if there is much to read. By default, the memory that the call holds decides."""
         size = call.memory.size // BODY_MEMORY if size is None else size
         return await self._model.admission.process(size, use, call.owner)
 

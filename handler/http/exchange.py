@@ -84,7 +84,7 @@ class ConnectionFlow(WriteFlow):
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
-        self._reasons = set[str]()  # for which the connection is not read
+        self._reasons = set[str]()  # reasons not to read the connection
 
     def pause_reading(self, reason: str = "body") -> None:
         """Stop reading until it is resumed for each reason."""

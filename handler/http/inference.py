@@ -54,7 +54,7 @@ KEEP_ALIVE = 15.0  # seconds of silence after which a stream sends a keep-alive,
 _MOST_OF_PATH = 200  # maximum characters of a path in the log
 _MOST_DIGITS = 18  # digits of a Content-Length that are read; no real body is longer
 OVER_SOCKET = "over_socket"
-"""Scope key of a request that came as a message of a WebSocket."""
+"""Scope key of a request that is a message of a WebSocket."""
 GIVEN_UP = "body_given_up"
 """Scope key of a request whose remaining body is not read. The connection is closed after the response."""
 
@@ -65,13 +65,13 @@ _LISTS: Mapping[str, str] = {
     ),
     ATTRIBUTES: ";",
 }
-"""Maps headers that contain a list to its separator (RFC 9110, section 5.3; DJL Serving for SageMaker's attributes)."""
+"""Maps headers with lists to their separators (RFC 9110, section 5.3; DJL Serving for SageMaker's attributes)."""
 
 
 def headers_by_name(scope: Scope) -> dict[str, str]:
     """Return the request headers by name.
 
-    If a header is repeated, the values of a list are joined. Of any other header, the first value is used.
+    If a header is repeated, lists are joined. For any other header, the first value is used.
     """
     pairs = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]]
     headers = dict(reversed(pairs))
@@ -436,8 +436,8 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
 Respond = Callable[[Scope, Send], Awaitable[None]]
 
 Detach = Callable[[ServedModel, RequestTask], Awaitable[Respond | None]]
-"""Function that starts a response in the background, which then closes the task. Returns a function that responds to
-the request, or None if the task has been refused.
+"""Starts a response in the background, and takes over closing the task. Returns a function that responds to the
+request, or None if the task has been refused.
 """
 
 

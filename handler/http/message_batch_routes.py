@@ -39,7 +39,7 @@ from handler.serving.model import ServedModel
 
 _PART = 1 << 18  # approximate number of bytes of results to send at once
 _BODY = "the body"
-_INPUT = NewFile("requests.jsonl", LIFETIME + 2 * DAY, ())  # it is needed for as long as the batch
+_INPUT = NewFile("requests.jsonl", LIFETIME + 2 * DAY, ())  # the file is kept as long as the batch
 
 
 class MessageBatchRoutes(StoreRoutes):
@@ -86,7 +86,7 @@ class MessageBatchRoutes(StoreRoutes):
     async def _delete(self, scope: Scope, receive: Receive) -> Responded:
         try:
             await self._batch(scope, BatchStore.delete_batch)
-        except Conflict as error:  # clients repeat a request that gets 409
+        except Conflict as error:  # clients would retry after 409
             raise BadRequest(error.message) from None
         deleted: DeletedMessageBatch = {"id": scope["path_params"]["batch"], "type": "message_batch_deleted"}
         return deleted, ()

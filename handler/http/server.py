@@ -150,7 +150,7 @@ class HttpServer(uvicorn.Server):
         self._wake()
 
     def _drain(self, connections: Sequence[object]) -> None:
-        """Drain WebSockets, some in each iteration of the event loop, so that running responses go on meanwhile."""
+        """Drain WebSockets, a few in each iteration of the event loop, so that running responses continue."""
         for connection in connections[:_MAX_DRAINED]:
             if isinstance(connection, WebSocket):
                 connection.drain()
@@ -377,7 +377,7 @@ class StartingApp:
     """An ASGI application that responds to all requests with 503 until `open` sets the real application.
 
     Attributes:
-        open_sockets: application that opens WebSockets until then, or None if they are refused too.
+        open_sockets: application that opens WebSockets until then, or None to refuse them too.
     """
 
     def __init__(self, model_name: str) -> None:

@@ -57,7 +57,7 @@ class StoredCall(NamedTuple):
         return QueryParams(query_of(self.scope))
 
     def take(self, num_bytes: int) -> None:
-        """Take memory for stored items, before they are read."""
+        """Reserve memory for stored items before they are read."""
         self.memory.take(BODY_MEMORY * num_bytes)
 
 
@@ -65,7 +65,7 @@ def store_of(model: ServedModel, subject: str = "responses") -> ResponseStore:
     """Return the store of a server.
 
     Args:
-        subject: what a client asks for, as a plural noun.
+        subject: plural noun for the requested objects.
 
     Raises:
         NotFound: nothing is stored.
@@ -82,7 +82,7 @@ def stored_handler(
     """Return a handler that sends the result of `respond` as JSON, or nothing if the client has disconnected.
 
     Args:
-        subject: what the route is for, as a plural noun.
+        subject: plural noun for the objects of the route.
     """
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ VLLM, SGLANG, LLAMA_CPP, LLAMA_ARG = "SM_VLLM_", "SM_SGLANG_", "SM_LLAMA_CPP_", 
 
 
 class Image(NamedTuple):
-    """An image of AWS.
+    """One of AWS's images.
 
     Attributes:
         prefixes: the prefixes of its variables. Each variable sets an option, and implies the settings in `along`.
@@ -33,7 +33,7 @@ class Image(NamedTuple):
 
     @property
     def along(self) -> Mapping[str, str]:
-        """The variables that each variable of the image sets too: the engine if it has one, and the /invocations API."""
+        """The settings that each variable of the image implies: the engine if it has one, and the /invocations API."""
         return {**({ENGINE: self.engine} if self.engine else {}), "OPTION_OPENAI_COMPAT": "true"}
 
     def first_of(self, environ: Iterable[str]) -> str:
@@ -67,11 +67,11 @@ _FALSE = ("false", "off", "disabled", "0")  # common/arg.cpp, is_falsey
 _SAME = "AWS's image omits a flag whose value is false; set {}=true"
 _FIRST_LINE = "AWS's image reads only the first line of its value"
 _OVERRIDDEN = "{} overrides it, as in llama-server"
-_GROUPS = "with SM_SGLANG_ENABLE_DP_ATTENTION it divides the GPUs of one model; set option.replicas for several"
+_GROUPS = "with SM_SGLANG_ENABLE_DP_ATTENTION, it divides the GPUs of one model; set option.replicas to load several"
 
 
 class Note(NamedTuple):
-    """A foreign variable or a setting that has no effect, or another effect than in its own server.
+    """A foreign variable or a setting that has no effect here, or a different one than in its own server.
 
     Attributes:
         foreign: the variable or setting.
@@ -157,7 +157,7 @@ def _join_repository(values: dict[str, str]) -> None:
 
 
 def _drop_attention_groups(values: dict[str, str]) -> Iterator[Note]:
-    """Drop the number of attention groups, which is not a number of replicas, and yield a note.
+    """Drop the number of attention groups, and yield a note. It is not a number of replicas.
 
     SGLang divides the GPUs of a model into `--dp-size` groups if `--enable-dp-attention` is set (parallel_hook.py).
     """

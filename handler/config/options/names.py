@@ -308,8 +308,8 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
 
     Args:
         environ: the environment. Empty values are treated as unset.
-        engine: the engine selected by the options, or "" if they select none. In that case, an image of AWS may imply
-            one.
+        engine: the engine selected by the options, or "" if they select none. In that case, one of AWS's images may
+            imply one.
     """
     values = {name: (name, value) for name, value in environ.items() if value}
     read, notes = images.flags(environ)
@@ -334,7 +334,7 @@ def _protecting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _engine_of(environ: Mapping[str, str]) -> str:
-    """Return the engine of the image of AWS whose variables are set, or "" if there is none."""
+    """Return the engine of AWS's image whose variables are set, or "" if there is none."""
     return next((image.engine for image in images.AWS.values() if image.engine and image.first_of(environ)), "")
 
 

@@ -87,7 +87,7 @@ CONTEXT = 1 << 17
 """Context length in tokens unless option.max_model_len is set. Llama 3.1 has the same context length."""
 
 _MOST_WORDS = 1 << 20  # of a prompt
-_PIECES = re.compile(r".{1,65536}\S*", re.DOTALL)  # a text is split in short calls, as other threads need the GIL
+_PIECES = re.compile(r".{1,65536}\S*", re.DOTALL)  # a text is split in short calls, because other threads need the GIL
 _MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # in prompts with media, their ids follow those of the cues
 
 

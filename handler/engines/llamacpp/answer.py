@@ -23,7 +23,7 @@ class Tokens(NamedTuple):
         ids: ids of new tokens.
         scores: their log-probabilities, as llama-server describes them.
         text: text since the last event.
-        num_tokens: number of tokens of the completion so far, including those that no event contained.
+        num_tokens: number of tokens of the completion so far, including those that were not in any event.
         stop_type: why the completion ended; "" if it continues.
         truncated: whether it ended because the context is full.
         num_cached: number of prompt tokens that were in the cache; 0 if unknown.
@@ -41,8 +41,8 @@ class Tokens(NamedTuple):
 class LlamaCall(ResponseCheck):
     """A request to llama-server, and its response.
 
-    A response is usually one completion. It consists of several if tokens at its beginning must not end it, or if
-    llama-server did not send the ids of some tokens.
+    A response is usually one completion. There are several if the first tokens must not end the response, or if
+    llama-server omitted the ids of some tokens.
 
     Args:
         eos: ids that end a response, from the model's files.
@@ -114,7 +114,7 @@ class LlamaCall(ResponseCheck):
         self._num_of_leg = self._num_unsent = 0
 
     def num_missing(self, tokens: Tokens) -> int:
-        """Return the number of tokens that were computed since the last event, but are in no event."""
+        """Return the number of tokens that have been computed since the last event, and are not in any event."""
         return max(tokens.num_tokens - self._num_of_leg - len(tokens.ids), 0)
 
     def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
@@ -150,7 +150,7 @@ class LlamaCall(ResponseCheck):
             part.extras = Extras(num_cached_tokens=min(tokens.num_cached, len(self._prompt)))
 
     def _missing(self, tokens: Tokens, count: int, pieces: Pieces | None) -> Sequence[int]:
-        """Return the ids of missing tokens, or none if they are not certain and can be computed again."""
+        """Return the ids of missing tokens, or nothing if they are uncertain and can be computed again."""
         if self._scored or pieces is None or len(tokens.ids) != 1:
             return ()
         choices = pieces.missing(tokens.text, count, tokens.ids[0])
@@ -171,7 +171,7 @@ class LlamaCall(ResponseCheck):
         self._num_of_leg += len(ids)
 
     def _end(self, stop_type: str, *, truncated: bool) -> None:
-        """Find out whether the response has ended with a completion, and why.
+        """Determine whether the response has ended with a completion, and why.
 
         Raises:
             Failed: the completion ended for an unknown reason.
@@ -188,7 +188,7 @@ class LlamaCall(ResponseCheck):
         self.finish_reason = self.finish_reason or reason
 
     def check_progress(self) -> None:
-        """Raise Failed if the completion that has ended brought nothing."""
+        """Raise Failed if the completion has ended without any token."""
         if not self._num_of_leg and not self._num_unsent:
             raise Failed("ended a completion without tokens")
 

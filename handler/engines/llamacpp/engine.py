@@ -23,11 +23,11 @@ from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
 
-_SCORES = 1000  # log-probabilities in which a token is searched first
-_ALL_SCORES = 1 << 20  # more than a vocabulary has
+_SCORES = 1000  # log-probabilities among which a token is searched first
+_ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
-_LOOK = 1.0  # maximum seconds between two looks at a request that waits for a slot
+_LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
 
 
 class LlamaModel(NamedTuple):
@@ -41,7 +41,7 @@ class LlamaModel(NamedTuple):
 class Slots:
     """The slots of a server, each of which computes one response at a time.
 
-    llama-server itself would queue further requests, but it does not tell a request that waits from one that hangs.
+    llama-server itself would queue further requests, but then a waiting request looks the same as a hanging one.
     Its slots may share a cache. If the cache is full, fewer requests run at once until all of them have ended.
 
     Attributes:
@@ -56,7 +56,7 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def occupy(self, silence: Silence) -> AsyncIterator[None]:
-        """Wait for a free slot, and occupy it. The time of the wait is no silence of the server."""
+        """Wait for a free slot, and occupy it. The time spent waiting does not count as silence of the server."""
         await self._enter(silence)
         try:
             yield
@@ -134,7 +134,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
-        """Compute a response, by several completions if necessary.
+        """Compute a response, with several completions if necessary.
 
         Raises:
             Refused: the server refuses the request.
@@ -251,7 +251,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
 
 def _root(url: str) -> str:
-    """Return the address of llama-server's own API, which is above OpenAI's."""
+    """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
 

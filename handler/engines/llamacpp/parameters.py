@@ -1,4 +1,4 @@
-"""The parameters that llama-server supports, and the body of a request to /completion.
+"""Defines the parameters that llama-server supports, and builds the body of a request to /completion.
 
 Sources: llama.cpp b11434, tools/server/server-schema.cpp (fields of a request), common/sampling.cpp (order of the
 samplers) and common/json-schema.cpp (keywords of a schema).
@@ -61,7 +61,7 @@ _FIXED = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Fields of every request. The neutral values are said because the server's flags may set others."""
+"""Fields of every request. The neutral values are included because the server's flags may set others."""
 
 
 class Leg(NamedTuple):
@@ -202,14 +202,14 @@ def _gbnf(text: str) -> dict[str, Any]:
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": lambda sampling, leg: {},  # `Leg.max_tokens`
-    "min_new_tokens": lambda sampling, leg: {},  # a leg without an end
+    "min_new_tokens": lambda sampling, leg: {},  # `Leg.without_end`
     "do_sample": drawn_or({"temperature": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}, _DRAWN),
     "seed": _seed,
     "repetition_penalty": unless_neutral("repetition_penalty", "repeat_penalty"),
     "logit_bias": _bias,
     "bad_token_ids": _bias,
     "allowed_token_ids": _bias,
-    "stop_token_ids": _bias,  # the engine itself ends the response
+    "stop_token_ids": _bias,  # the engine ends the response itself
     "ignore_eos": _ends,
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
@@ -228,7 +228,7 @@ _IGNORED = frozenset((
     "patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
     "dependencies", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "$dynamicRef",
 ))  # fmt: skip
-"""Keywords that llama.cpp ignores, so that a response may contradict the schema."""
+"""Keywords that llama.cpp ignores, so that a response may violate the schema."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_SUBSCHEMAS = ("properties", "$defs", "definitions")
 _VALUES = ("const", "enum", "default", "examples")
@@ -255,7 +255,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a keyword forbids nothing that the grammar allows."""
+    """Return whether a keyword changes nothing, because the grammar is as strict without it."""
     if name in ("unevaluatedProperties", "unevaluatedItems", "additionalItems"):
-        return isinstance(value, bool)  # without such a keyword, a grammar already allows only what is named
+        return isinstance(value, bool)  # a grammar without it already allows only what the schema names
     return name == "uniqueItems" and value is False

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 MAX_MISSING = 8
-"""Maximum number of ids that are recovered from their text. Between two complete characters, there are rarely more than 3."""
+"""Maximum number of missing ids to derive from their text. There are rarely more than 3 between complete characters."""
 _LONGEST = 4  # bytes of a character
 
 
@@ -48,7 +48,7 @@ class Pieces:
                 self._ids.setdefault(piece, []).append(id)
 
     def missing(self, text: str, count: int, last: int) -> list[list[int]]:
-        """Return the ids that may precede a token, at most two lists of them. Only one list means that it is certain.
+        """Return the lists of ids that may precede a token, at most two. A single list is certain.
 
         Args:
             text: text of the missing tokens and of the last one.
@@ -62,7 +62,7 @@ class Pieces:
         return list(islice(self._divisions(before, 0, count), 2)) if is_incomplete(before) else []
 
     def incomplete(self, ids: Sequence[int]) -> list[bool]:
-        """Return after which of a completion's tokens its text is incomplete."""
+        """Return, for each token of a completion, whether the text after it is incomplete."""
         text, result = b"", list[bool]()
         for id in ids:
             text = text[-_LONGEST:] + (self._pieces[id] if id < len(self._pieces) else b"")
@@ -70,7 +70,7 @@ class Pieces:
         return result
 
     def _divisions(self, data: bytes, start: int, count: int) -> Iterator[list[int]]:
-        """Yield each division of the rest of `data` into `count` tokens, none of which completes a character."""
+        """Yield each way to split the rest of `data` into `count` tokens after which no character is complete."""
         if count == 0:
             if start == len(data):
                 yield []

@@ -217,5 +217,5 @@ def _date(value: str) -> float | None:
 
 
 def shortened(data: bytes) -> str:
-    """Return the beginning of data from a server as text, for a message."""
+    """Return the beginning of a server's data as text for an error message."""
     return data[:_MOST_WORDS].decode("utf-8", "replace").strip()

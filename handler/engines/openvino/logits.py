@@ -15,7 +15,7 @@ PAST, PRESENT = "past", "present"
 _PREFIX_BYTES = 1 << 28  # limits the memory of stored prefixes; a single prefix may be larger
 
 _ELEMENTWISE = frozenset({"Add", "Convert", "Divide", "Multiply", "Tanh"})
-"""Operations that may follow the last matrix multiplication of a model."""
+"""Operations that may follow a model's last matrix multiplication."""
 
 States = dict[str, Any]
 """The states of a model after a part of a prompt, such as its keys and values: tensors by the names of inputs."""
@@ -148,9 +148,9 @@ def _keep_sizes(broadcast: Any) -> None:
 
 
 class PrefixStates:
-    """Stores the states of a model after the prefixes of prompts. The prefixes used last are kept.
+    """Stores the states of a model after the prefixes of prompts. The most recently used prefixes are kept.
 
-    The result of a request must not depend on earlier requests, so only a whole prefix is reused, never a part of one.
+    The result of a request must not depend on earlier requests, so a prefix is only reused completely, never in part.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class PrefixStates:
         return self._states.get(prefix)
 
     def put(self, prefix: Prefix, states: States) -> None:
-        """Store the states after a prefix, and drop the prefixes for which there is no room."""
+        """Store the states after a prefix, and drop prefixes that do not fit any more."""
         self._states[prefix] = states
         self._num_bytes += _num_bytes(states)
         while self._num_bytes > _PREFIX_BYTES and len(self._states) > 1:

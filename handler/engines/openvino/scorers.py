@@ -74,8 +74,8 @@ class _Turn(NamedTuple):
 class Scorer(ABC):
     """A queue of prompts, which are scored one at a time. Each step processes a part of one prompt.
 
-    Prompts that share a prefix wait for each other, and the other prompts have turns between them. A turn lasts as many
-    prompts as the prefix has taken steps, so that prefixes that displace each other are not computed for every prompt.
+    Prompts that share a prefix wait for each other, and the other prompts have turns between them. A turn has as many
+    prompts as the prefix took steps, so that prefixes that displace each other are not computed again for every prompt.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Scorer(ABC):
         """Queue a prompt. Call `check` first."""
         loading = self._loading
         if not len(self._waiting) and loading is not None and loading.done() and loading.exception() is not None:
-            self._loading = None  # the prompts that waited for the load have failed, so it is tried again
+            self._loading = None  # the prompts that waited for the load have failed, so later ones try again
         self._waiting.put(_flow(prompt), prompt)
 
     def cancel(self, key: int) -> None:

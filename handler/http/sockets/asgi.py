@@ -16,7 +16,7 @@ from handler.http.sockets.base import Lifetime, Receiver, SocketLimits, is_utf8
 from handler.http.sockets.handshake import choose_subprotocol
 from handler.serving.quota import Quota
 
-_MAX_UNSENT = 1 << 16  # bytes that wait for the server; beyond it, requests wait
+_MAX_UNSENT = 1 << 16  # maximum bytes to queue for the server before requests must wait
 _RESPONSES = "websocket.http.response"
 """The ASGI extension that lets an application refuse a WebSocket with a response of its choice."""
 
@@ -81,7 +81,7 @@ class _Outbox:
             self.flow.pause_writing()
 
     def close(self) -> None:
-        """Accept no more messages. Those that wait are still sent."""
+        """Accept no more messages. Queued messages are still sent."""
         self._is_closed = True
         self._filled.set()
         self.flow.resume_writing()
@@ -141,11 +141,11 @@ class AsgiSocket:
     # -- the connection ------------------------------------------------------------------------------------------
 
     def serve(self, receiver: Receiver, memory: Quota) -> None:
-        """Pass the messages of the client to a receiver. The server has already received each of them whole."""
+        """Pass the messages of the client to a receiver. The server has already received them completely."""
         self._receiver = receiver
 
     async def finish(self) -> None:
-        """Send what is unsent, within a time limit, and end the tasks."""
+        """Send the remaining messages within a time limit, and end the tasks."""
         await asyncio.wait([self._writer], timeout=LINGER_SECONDS)
         self._cancel()
 
@@ -218,7 +218,7 @@ class AsgiSocket:
 
 
 def http_scope(scope: Scope) -> Scope:
-    """Return the scope of a WebSocket as that of the request of HTTP/1.1 that opens it."""
+    """Return the scope of the HTTP/1.1 request that opens a WebSocket."""
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"upgrade"]
     return {
         **scope,

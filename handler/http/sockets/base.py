@@ -1,4 +1,4 @@
-"""What all WebSockets have in common: their interface, limits and lifetime."""
+"""The interface, limits and lifetime of all WebSockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handler.http.exchange import WriteFlow
 from handler.serving.quota import Quota
 
 FIRST_SECONDS = 60.0  # maximum seconds until the first message
-LAST_SECONDS = 60.0  # maximum seconds for running responses after the maximum lifetime of a connection
+LAST_SECONDS = 60.0  # seconds that running responses have left when a connection reaches its maximum lifetime
 
 
 class SocketLimits(NamedTuple):
@@ -44,7 +44,7 @@ class Receiver(Protocol):
 
 
 class Socket(Protocol):
-    """An open WebSocket, from the view of the requests that come over it.
+    """An open WebSocket, as the requests on it use it.
 
     Attributes:
         num_running: number of requests that share the buffer of unsent bytes.
@@ -93,7 +93,7 @@ class Socket(Protocol):
 class Lifetime:
     """Limits how long a connection waits for its first message, and how long it stays open.
 
-    The owner calls `check` again after at most `seconds_left`.
+    The owner calls `check` at least every `seconds_left` seconds.
 
     Args:
         seconds: maximum lifetime of the connection, in seconds.

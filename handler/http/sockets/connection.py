@@ -18,14 +18,14 @@ from handler.http.sockets.handshake import Handshake, library_log
 from handler.http.sockets.parser import MessageParser
 from handler.serving.quota import Quota
 
-PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
+PING_SECONDS = 25.0  # seconds between two pings, which detect that a client has gone
 _MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as gone
-_WHOLE_TEXT = 0x80 | Opcode.TEXT.value  # the first byte of a text frame that is a whole message
-_SMALL = 1024  # size from which the head of a frame is not kept
+_WHOLE_TEXT = 0x80 | Opcode.TEXT.value  # the first byte of a text frame that is a complete message
+_SMALL = 1024  # size from which heads of frames are not cached
 
 
 def _text_head(size: int) -> bytes:
-    """Return what comes before the payload in a text frame that is a whole message. See RFC 6455, section 5.2."""
+    """Return the bytes before the payload in a text frame that is a complete message. See RFC 6455, section 5.2."""
     if size < 126:
         return struct.pack(">BB", _WHOLE_TEXT, size)
     if size < 1 << 16:
@@ -35,15 +35,15 @@ def _text_head(size: int) -> bytes:
 
 @functools.cache
 def _text_heads() -> list[bytes]:
-    """Return the heads of small frames by their sizes. They take 40 KiB from the first connection on."""
+    """Return the heads of small frames by their sizes. They use 40 KiB once there has been a connection."""
     return [_text_head(size) for size in range(_SMALL)]
 
 
 class WebSocket(Successor):
     """An open WebSocket connection. It is read while requests are running, so that pings get pongs.
 
-    It is not read while the client does not read. Otherwise the pongs and responses that wait for the client would need
-    ever more memory.
+    It is not read while the client does not read, because unsent pongs and responses would then use more and more
+    memory.
 
     Args:
         handshake: handshake that accepts the connection.
@@ -69,7 +69,7 @@ class WebSocket(Successor):
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         loop = loop or asyncio.get_running_loop()
-        # First what `send_text` reads, so that it is in one cache line.
+        # The attributes that `send_text` reads come first, so that they share a cache line.
         self._has_ended = False
         self._heads = _text_heads()
         self.write_paused = False
@@ -212,7 +212,7 @@ class WebSocket(Successor):
             self.flush()
 
     def flush(self) -> None:
-        """Write what the protocol has to send, and close the connection when it says so."""
+        """Write the bytes that the protocol has to send, and close the connection when it requires it."""
         for data in self._protocol.data_to_send():
             if data:
                 self.transport.write(data)
@@ -224,9 +224,8 @@ class WebSocket(Successor):
             self._end()
 
     def _end(self) -> None:
-        """Release what the connection holds, once, and give the client a moment for the closing handshake.
-
-        Bytes that still arrive are read. Otherwise the kernel would reset the connection, and the client might lose the
+        """Release once what the connection holds, and give the client a moment for the closing handshake. Bytes that
+        still arrive are read, because otherwise the kernel would reset the connection, and the client might lose the
         close frame.
         """
         if self._has_ended:

@@ -43,7 +43,7 @@ class RealtimeConversation:
     """The items of a conversation, in order.
 
     Args:
-        hold: returns a share of the memory quota of a number of bytes.
+        hold: returns a share of the memory quota with a number of bytes.
 
     Attributes:
         items: items by id.

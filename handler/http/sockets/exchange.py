@@ -18,8 +18,8 @@ from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
 
-_EVENT = b"data:"  # what comes before the JSON of a server-sent event
-_PLAIN_EVENT = b"data: "  # the same as this server writes it
+_EVENT = b"data:"  # the bytes before the JSON of a server-sent event
+_PLAIN_EVENT = b"data: "  # the same bytes, as this server writes them
 _EVENT_END, _LINE_END = b"\n\n", b"\n"
 _OBJECT = _PLAIN_EVENT + b"{"
 _NEWLINE = _LINE_END[0]
@@ -30,7 +30,7 @@ log = logging.getLogger("handler.websocket")
 
 
 def event_in(data: bytes) -> bytes:
-    """Return the JSON object of a server-sent event that is one line, or b"" for other data."""
+    """Return the JSON object of a server-sent event of one line, or b"" for other data."""
     end = len(data) - 2
     if data.find(_NEWLINE) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
         return data[6:end]
@@ -38,7 +38,7 @@ def event_in(data: bytes) -> bytes:
 
 
 def events_in(data: bytes) -> list[bytes]:
-    """Return the JSON of each server-sent event in whole events, without comments and the final [DONE]."""
+    """Return the JSON of each server-sent event in complete events, without comments and the final [DONE]."""
     if data[:6] == _PLAIN_EVENT and data[-2:] == _EVENT_END:
         events = data[6:-2].split(_EVENT_END + _PLAIN_EVENT)
         if data.count(_LINE_END) == 2 * len(events):  # each is one line
@@ -56,7 +56,7 @@ def line_in(data: bytes) -> bytes:
 
 
 def lines_in(data: bytes) -> list[bytes]:
-    """Return the JSON of each line in whole lines."""
+    """Return the JSON of each line in complete lines."""
     return [line for line in data.split(_LINE_END) if line]
 
 
@@ -65,8 +65,8 @@ class Splitter(NamedTuple):
 
     Attributes:
         event: returns the JSON object of data that is exactly one event in its usual form, or b"" for other data.
-        events: returns the JSON of each event in whole events.
-        end: what each event ends with.
+        events: returns the JSON of each event in complete events.
+        end: the bytes at the end of each event.
     """
 
     event: Callable[[bytes], bytes]
@@ -82,7 +82,7 @@ _SPLITTERS = {
 
 
 def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Return the event for an error response: the members of its JSON, its status, and when to try again.
+    """Return the event for an error response: the members of its JSON, its status, and when to retry.
 
     Codex reads the headers beside the error, and openai's SDK reads them in it.
     """
@@ -127,11 +127,11 @@ class EventSender:
         self._before = b'{"stream_id":%b,' % dumps(stream_id) if stream_id else b""
 
     def event(self, event: bytes) -> None:
-        """Send the JSON of an event, or of a whole response."""
+        """Send the JSON of an event, or of a complete response."""
         self._socket.send_text(self._with_lane(event) if self._before else event)
 
     def events(self, events: Sequence[bytes]) -> None:
-        """Send the JSON of events that came together."""
+        """Send the JSON of events that arrived together."""
         for event in events:
             self.event(event)
 
@@ -142,7 +142,7 @@ class EventSender:
         return b'%b"response":%b}' % (self._before, event)
 
     def text(self, text: bytes) -> None:
-        """Send a whole response that is not JSON. It may be no text, which is sent as a binary message."""
+        """Send a complete response that is not JSON. If it is not text, it is sent as a binary message."""
         if not self._before:
             self._socket.send_message(text)
         elif is_json(text.decode(errors="replace")):  # custom code may set no content type
@@ -151,7 +151,7 @@ class EventSender:
             self.event(dumps(text.decode(errors="replace")))
 
     def error(self, event: dict[str, Any]) -> None:
-        """Send the error that is the whole response."""
+        """Send an error as the response."""
         self.event(dumps(event))
 
     def connect(self, exchange: MessageExchange) -> None:
@@ -159,7 +159,7 @@ class EventSender:
         self._exchange = exchange
 
     def event_sender(self) -> Callable[[bytes], None]:
-        """Return a function that does what `event` does."""
+        """Return a fast function that does the same as `event`."""
         return self.event
 
     def disconnect(self) -> None:
@@ -193,14 +193,14 @@ class MessageExchange:
 
     Args:
         body: body of the request.
-        output: what sends the response.
+        output: sends the response.
     """
 
     has_body = True
     memo: dict[object, Any] | None = None
 
     def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
-        # First what `write_chunk` reads, so that it is in one cache line.
+        # The attributes that `write_chunk` reads come first, so that they share a cache line.
         self.is_paused = True
         self._socket = socket
         self._event_in = _SPLITTERS["text/event-stream"].event
@@ -288,7 +288,7 @@ class MessageExchange:
         status = self._start["status"]
         whole = self._rest or b"".join(self._parts)
         if self._splitter is not None:
-            self._output.events(self._splitter.events(whole))  # the last one has no end
+            self._output.events(self._splitter.events(whole))  # the last event has no separator
         elif status >= HTTPStatus.BAD_REQUEST:
             self._output.error(error_event(status, whole, self._headers()))
         elif self._content_type() == "application/json":
@@ -310,7 +310,7 @@ class MessageExchange:
         self._output.events(self._splitter.events(data))
 
     def _whole_events(self, data: bytes, end: bytes) -> bytes:
-        """Return the events that are complete with `data`. Custom code may cut its stream anywhere."""
+        """Return the events that `data` completes. Custom code may split its stream anywhere."""
         joined = (self._rest + data).replace(b"\r\n", b"\n")
         whole, _, self._rest = joined.rpartition(end)
         return whole
@@ -336,7 +336,7 @@ class MessageExchange:
         await wait_for_event(self._event, seconds)
 
     async def read(self) -> None:
-        """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
+        """Wait until the client has disconnected, or until buffers have room for the unread rest of the response."""
         if self._flow.write_paused:
             await self._flow.drain()
 
@@ -348,7 +348,7 @@ class MessageExchange:
         """
         if self.is_paused or self._socket.write_paused:
             return False
-        event_in, send_event = self._event_in, self._send_event  # calling an attribute costs more up to Python 3.11
+        event_in, send_event = self._event_in, self._send_event  # a call through `self` is slower in Python 3.11
         event = b"" if self._rest else event_in(data)
         if event:
             self.written_at = monotonic()

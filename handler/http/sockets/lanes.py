@@ -17,14 +17,14 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
 class TooManyLanes(InvalidParameter):
-    """A message uses one lane too many."""
+    """A message would need more lanes than allowed."""
 
     def __init__(self) -> None:
         super().__init__(f"stream_id: a connection may use at most {MAX_LANES} streams")
 
 
 class InvalidLane(InvalidParameter):
-    """A message has an invalid name of a lane."""
+    """The name of the lane in a message is invalid."""
 
     def __init__(self) -> None:
         super().__init__("stream_id: must consist of 1 to 256 of the characters A-Z, a-z, 0-9, '_', '.' and '-'")
@@ -107,7 +107,7 @@ class Lanes:
                 async with self._running:
                     if lane.waiting:  # the connection may have been closed
                         await self._do(lane, lane.waiting.popleft())
-                await asyncio.sleep(0)  # other connections have their turn
+                await asyncio.sleep(0)  # give other connections a turn
         finally:
             lane.running = None
             self._on_idle()

@@ -1,4 +1,4 @@
-"""The input of a WebSocket connection: received bytes, which become messages."""
+"""The input of a WebSocket connection: received bytes, which are parsed into messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from handler.http.protocol import LoopTurns
 from handler.http.sockets.base import is_utf8
 from handler.serving.quota import BODY_MEMORY, Quota, Share
 
-_PIECE = 1 << 14  # bytes that are parsed in a turn, of which frames of two bytes take about 10 ms
-_MAX_HELD = 1 << 16  # received bytes that wait for a turn; beyond it, no more is read
+_PIECE = 1 << 14  # bytes to parse in a turn, which takes about 10 ms for frames of two bytes
+_MAX_HELD = 1 << 16  # received bytes that may wait for a turn before reading stops
 _MAX_FRAGMENTS = 1024  # maximum number of fragments of a message
 _TEXT = frozenset({Opcode.TEXT, Opcode.BINARY})
 
@@ -34,7 +34,7 @@ class Consumer(Protocol):
         """The client has sent a pong."""
 
     def flush(self) -> None:
-        """Called after bytes are parsed, when the protocol may have frames to send or have closed the connection."""
+        """Called after bytes are parsed, when the protocol may have frames to send, or have closed it."""
 
 
 class _Parts:
@@ -124,7 +124,7 @@ class MessageParser:
     def _advance(self) -> bool:
         """Parse the next received bytes unless messages wait, and pass one message on.
 
-        A message may begin a request, so each takes a turn of its own. Return whether there was something to do.
+        A message may begin a request, so each takes its own turn. Return whether there was something to do.
         """
         if not (self._held or self._messages):
             return False
@@ -155,7 +155,7 @@ class MessageParser:
             self._consumer.flow.resume_reading("held")
 
     def _count_held(self) -> None:
-        """Count the memory of messages, and of what has been received of the next one."""
+        """Count the memory of messages, and of the received part of the next one."""
         size = self._parts.size + len(self._protocol.reader.buffer) + sum(map(len, self._messages))
         self._memory.set(BODY_MEMORY * size)
 

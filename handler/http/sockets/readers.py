@@ -47,14 +47,14 @@ class RouteReader:
 
 
 def _lane_of(message: bytes) -> tuple[str, bytes]:
-    """Return the name of a message's lane, or "", and the message without it."""
+    """Return the name of a message's lane, or "", and the message without the name."""
     value = decode_object(message)
     name = lane_name(value)
     return name, dumps_decoded(value) if name else message
 
 
 class FirstReader:
-    """Reads the first message of SageMaker's WebSocket, which decides what all messages mean.
+    """Reads the first message of SageMaker's WebSocket, which determines the reader of all messages.
 
     Args:
         query: query string of the WebSocket.
@@ -81,7 +81,7 @@ class FirstReader:
 
 
 def _reader_of(kind: object, query: Mapping[str, str]) -> ReaderFactory:
-    """Return what makes the reader for clients whose first message has a type."""
+    """Return the function that creates the reader, for clients whose first message has a type."""
     if isinstance(kind, str) and kind.startswith(_REALTIME):
         return functools.partial(RealtimeReader, query=query)
     if isinstance(kind, str) and kind.startswith("response."):
@@ -90,7 +90,7 @@ def _reader_of(kind: object, query: Mapping[str, str]) -> ReaderFactory:
 
 
 def reader_at(path: str, query: Mapping[str, str]) -> ReaderFactory:
-    """Return what makes the reader of the messages that clients send to a path."""
+    """Return the function that creates the reader of the messages that clients send to a path."""
     if path == INVOKE_SOCKET:
         return functools.partial(FirstReader, query=query)
     if path == REALTIME:

@@ -32,8 +32,8 @@ class SocketMemory:
     def hold(self, size: int) -> Share:
         """Return a share of the quota. It is closed with the memory, or earlier by the caller.
 
-        Each message and each value that a reader keeps has a share of its own, because a share may take any amount
-        while others take little. Together they hold at most half of the quota, so that the rest is for neighbours.
+        Each message and each value that a reader keeps has a share of its own, because a share may grow while others
+        are small. Together they hold at most half of the quota, so that the rest is left for other connections.
 
         Raises:
             Overloaded: there is not enough memory.
@@ -92,7 +92,8 @@ def request_scope(scope: Scope, adapter: str | None) -> Scope:
 
     Args:
         scope: scope of the handshake, after the checks of its head.
-        adapter: value of `adapter` in the query string, which is all that remains of it, because it may hold a key.
+        adapter: value of `adapter` in the query string. The rest of the query string is dropped, because it may contain
+            a key.
     """
     headers = [(name, value) for name, value in scope["headers"] if not _OF_HANDSHAKE.fullmatch(name.decode("latin-1"))]
     by_name = {name: value for name, value in scope["headers_by_name"].items() if not _OF_HANDSHAKE.fullmatch(name)}

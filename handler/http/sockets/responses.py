@@ -41,7 +41,7 @@ class NewestResponse(NamedTuple):
 
 
 class ResponsesReader:
-    """Reads OpenAI's events, of which `response.create` creates a response in a lane."""
+    """Reads OpenAI's events. `response.create` creates a response in a lane."""
 
     def __init__(self, session: SocketSession) -> None:
         self._session = session
@@ -57,7 +57,7 @@ class ResponsesReader:
             self._start(event, len(message))
         elif kind == "response.steer":
             self._session.socket.send_text(dumps_decoded(_not_steered(event)))
-        elif kind != "response.processed":  # Codex reports what it has processed
+        elif kind != "response.processed":  # Codex reports the responses that it has processed
             raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
 
     def expire(self) -> None:
@@ -105,7 +105,7 @@ class ResponsesReader:
         EventSender(self._session.socket, name).error(event)
 
     async def _warm_up(self, name: str, body: bytes, limit: object, stream: _Stream) -> None:
-        """Let the engine read a prompt, and send a response without output.
+        """Have the engine read a prompt, and send a response without output.
 
         Args:
             limit: the client's `max_output_tokens`.
@@ -121,7 +121,7 @@ class ResponsesReader:
         return next((name for name, newest in self._newest.items() if newest.id == id), None)
 
     def _keep(self, name: str, response: Mapping[str, Any], items: bytes) -> None:
-        """Keep the newest response of a lane. If there is not enough memory, drop those of other lanes first."""
+        """Keep the newest response of a lane. If memory is short, drop the responses of other lanes first."""
         self._forget(name)
         items += b"".join(dumps(item) + b"," for item in response["output"])
         while True:
@@ -147,7 +147,7 @@ class _Stream(PlainEventSender):
         previous: id of the response that is continued from the connection's memory, or None.
 
     Attributes:
-        response: the response, when it has ended.
+        response: the response, once it has ended.
     """
 
     def __init__(self, socket: Socket, stream_id: str, *, previous: str | None = None) -> None:
@@ -181,7 +181,7 @@ class _Stream(PlainEventSender):
         super().error(event)
 
     def idle(self) -> None:
-        """Send the last state of the response again, because pings do not reset the idle timeout of Codex."""
+        """Send the last state of the response again, because pings do not reset Codex's idle timeout."""
         if self._in_progress:
             super().event(self._in_progress)
 

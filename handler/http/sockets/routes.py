@@ -39,7 +39,7 @@ class Sockets:
         self._config = config
         self._model: ServedModel | None = None
         self._app: ASGIApp | None = None
-        self._memory = memory_quota(config)  # until there is a model
+        self._memory = memory_quota(config)  # until a model has been loaded
         self._loading = set[LoadingReceiver]()
         self.num_open = 0
 
@@ -122,7 +122,7 @@ class Sockets:
 
 
 class EarlySockets:
-    """An ASGI application that opens WebSockets while the model loads, on all paths that have one for some model.
+    """An ASGI application that opens WebSockets while the model loads, on all paths that accept them for any model.
 
     Args:
         checks: checks of the heads of requests.

@@ -33,10 +33,10 @@ class MessageReader(Protocol):
     """Interprets the messages of a WebSocket."""
 
     def begin(self) -> None:
-        """Send what the server sends before the first message."""
+        """Send the server's messages before the first message of the client."""
 
     async def read(self, message: bytes) -> None:
-        """Read a message, and start what it asks for.
+        """Read a message, and start the requested work.
 
         Raises:
             ServingError: the message is invalid.
@@ -47,7 +47,7 @@ class MessageReader(Protocol):
 
 
 ReaderFactory = Callable[["SocketSession"], MessageReader]
-"""Makes the reader for a session."""
+"""Creates the reader for a session."""
 
 
 class LoadingReceiver:
@@ -84,7 +84,7 @@ class SocketSession:
     Args:
         app: application that has the routes of the requests.
         scope: scope of the requests (see `request_scope`).
-        read_with: makes the reader of the messages.
+        read_with: creates the reader of the messages.
 
     Attributes:
         reader: reader of the messages. A reader may replace itself.
@@ -151,7 +151,7 @@ class SocketSession:
                 while self._messages:
                     await self._read(*self._messages.popleft())
                     self._close_if_idle()
-                    await asyncio.sleep(0)  # other connections have their turn
+                    await asyncio.sleep(0)  # give other connections a turn
             running = self._lanes.running
             if running:
                 await asyncio.wait(running)
@@ -159,7 +159,7 @@ class SocketSession:
             self._memory.close()
 
     async def _read(self, message: bytes, memory: Share) -> None:
-        """Read a message, and wait until the client has read what was sent for it at once."""
+        """Read a message, and wait until the client has read the immediate responses to it."""
         self._is_reading = True
         try:
             await self.reader.read(message)
@@ -172,7 +172,7 @@ class SocketSession:
             memory.close()
 
     def _fail(self, error: Exception, lane: str = "") -> None:
-        """Send an error that has ended the work of a message. It must not end that of others."""
+        """Send the error that ended a message's work. It must not end the work of other messages."""
         if not isinstance(error, ServingError):
             log.error("a bug in the server: a message could not be processed", exc_info=error)
             error = InternalError.of(error)
@@ -225,7 +225,7 @@ class SocketSession:
             await self._requests.respond(path, body, output, content_type)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if the server is stopping, and each message has got its response."""
+        """Close the connection if the server is stopping and every message has its response."""
         if not self._is_draining or self._messages or self._is_reading:
             return
         if not self._lanes.running:

@@ -1,4 +1,4 @@
-"""The settings of realtime sessions and of their responses, and the error of a refused event."""
+"""The settings of realtime sessions and their responses, and the error for a refused event."""
 
 from __future__ import annotations
 

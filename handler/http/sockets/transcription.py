@@ -88,7 +88,7 @@ def _form(fields: Mapping[str, str], file: bytes) -> Form:
 
 
 def check_model(session: SocketSession, name: object, param: str | None = None) -> None:
-    """Check a model name as a request for a route does.
+    """Check a model name in the same way as a request to a route.
 
     Raises:
         EventError: neither the model nor an adapter has this name.

@@ -14,7 +14,7 @@ Send = Callable[..., None]
 """Sends an event of the server, from its type and its fields."""
 
 _OF_RESPONSES = ("type", "sequence_number", "logprobs", "part")
-"""The fields of events of /v1/responses that realtime events lack, or have with another value."""
+"""The fields of /v1/responses events that realtime events lack, or have with other values."""
 
 
 class TextTurn(EventSender):
@@ -39,7 +39,7 @@ class TextTurn(EventSender):
         self._metadata = metadata
         self._hidden = set[int]()  # output indices of the items that are not sent, such as reasoning
         self._items: list[dict[str, Any]] = []
-        self._calls: dict[int, dict[str, str]] = {}  # by output index, what each event of a function call repeats
+        self._calls: dict[int, dict[str, str]] = {}  # fields that each event of a function call repeats, by index
         self.id = f"resp_{new_digits()}"
         self.is_over = False
 
