@@ -259,13 +259,15 @@ class Conversations:
         query = "SELECT item FROM conversation_items WHERE conversation = ? ORDER BY position"
         return [item for (item,) in self._database.execute(query, (number,))]
 
-    def latest_item(self, owner: str, item_id: str) -> tuple[bytes] | None:
-        """Return the item with an id in the newest of an owner's conversations that have one, or None."""
+    def latest_item(self, owner: str, item_id: str) -> tuple[int, int] | None:
+        """Find the item with an id in the newest of an owner's conversations that have one. Return the number of its
+        row and its size in bytes, or None.
+        """
         query = (
-            "SELECT item FROM conversation_items AS one JOIN conversations ON number = conversation "
+            "SELECT one.rowid, length(item) FROM conversation_items AS one JOIN conversations ON number = conversation "
             "WHERE one.id = ? AND owner = ? AND expires > ? ORDER BY number DESC LIMIT 1"
         )
-        row: tuple[bytes] | None = self._database.execute(query, (item_id, owner, self._clock())).fetchone()
+        row: tuple[int, int] | None = self._database.execute(query, (item_id, owner, self._clock())).fetchone()
         return row
 
     def page(self, owner: str, id: str, page: Page, reserve: Callable[[int], object]) -> tuple[list[bytes], bool]:

@@ -375,22 +375,26 @@ class ResponseDatabase:
     def _with_items(self, read: _Read, owner: str, references: Wanted, reserve: Callable[[int], object]) -> _Read:
         items, answers, size = dict[str, bytes](), list[str](), read.size
         for id in dict.fromkeys(references.items):
-            query = (
-                "SELECT item, answers.id FROM items JOIN answers ON answers.id = answer WHERE items.id = ? AND "
-                "owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
-            )
-            row = self._database.execute(query, (id, owner, references.kind, self._clock())).fetchone()
-            if row is None and references.kind == "response":
-                row = self.conversations.latest_item(owner, id)
-            if row is not None:
-                size += len(row[0])
+            if item := self._find_item(owner, id, references.kind):
+                size += item.size
                 if size > self._config.max_request_size:
                     return _Read("too_long")
-                reserve(len(row[0]))
-                items[id] = row[0]
-                answers += row[1:]
+                reserve(item.size)
+                (items[id],) = self._database.execute(item.query, (item.row,)).fetchone()
+                answers += item.responses
         self._use(answers)
         return read._replace(items=items, size=size)
+
+    def _find_item(self, owner: str, id: str, kind: str) -> _ItemRow | None:
+        """Find an owner's newest item with an id, without reading it. Return None if there is none."""
+        query = (
+            "SELECT items.rowid, length(item), answers.id FROM items JOIN answers ON answers.id = answer "
+            "WHERE items.id = ? AND owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
+        )
+        if row := self._database.execute(query, (id, owner, kind, self._clock())).fetchone():
+            return _ItemRow("SELECT item FROM items WHERE rowid = ?", *row[:2], row[2:])
+        row = self.conversations.latest_item(owner, id) if kind == "response" else None
+        return None if row is None else _ItemRow("SELECT item FROM conversation_items WHERE rowid = ?", *row)
 
     def _conversation(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> _Read:
         key = {"id": references.previous, "owner": owner, "kind": references.kind, "now": self._clock()}
@@ -493,6 +497,22 @@ class _Read(NamedTuple):
     history: Sequence[bytes] = ()
     items: Mapping[str, bytes] = MappingProxyType({})
     size: int = 0
+
+
+class _ItemRow(NamedTuple):
+    """An item that a request refers to, which has not been read.
+
+    Attributes:
+        query: reads the item of a row.
+        row: number of the item's row.
+        size: number of bytes of its JSON.
+        responses: id of its response, or nothing for an item of a conversation.
+    """
+
+    query: str
+    row: int
+    size: int
+    responses: Sequence[str] = ()
 
 
 class ResponseStore:

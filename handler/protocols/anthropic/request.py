@@ -66,7 +66,14 @@ from handler.protocols.anthropic.tools import (
     read_tools,
 )
 from handler.protocols.assistant.answer import reasoning_family
-from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import (
+    PROMPT,
+    Summarizing,
+    SummaryRequest,
+    message_of,
+    of_bounded_length,
+    unshaped,
+)
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
@@ -359,7 +366,7 @@ class MessagesReader(TurnsReader):
             return add_to_turn(self.chat, role)
         self.last_summary = summary
         del self.chat[self._num_instructions :]
-        add_to_turn(self.chat, "user", content=BEFORE + summary)
+        add_to_turn(self.chat, "user", content=message_of(summary, self._context.vocabulary))
 
     def _add_text(self, role: str, text: str) -> None:
         """Add text. Lines of system text for Anthropic's servers are dropped, because they differ between sessions."""

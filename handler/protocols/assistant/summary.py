@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, PromptTooLong
-from handler.core.text import Prompt
+from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
 from handler.protocols.assistant.events import Event
+from handler.protocols.kernel.special_tokens import without_special_tokens
 
 PROMPT = (
     "Summarize our conversation so far, so that you can continue the work from the summary alone. Keep: what the user "
@@ -63,6 +64,17 @@ def of_bounded_length(request: Request) -> Request:
 def unshaped(request: Request) -> Request:
     """Return a request for a summary without the parameters that would shape the response."""
     return request._replace(sampling=request.sampling._replace(**_UNSHAPED))
+
+
+def message_of(summary: str, vocabulary: Vocabulary | None) -> str:
+    """Return the message that contains a summary. Special tokens that the summary quotes are plain text in it.
+
+    Otherwise a quoted placeholder of an image, for example, would be one image too many in each later request.
+
+    Args:
+        vocabulary: the model's vocabulary, or None if it is unknown.
+    """
+    return BEFORE + without_special_tokens(summary, vocabulary)
 
 
 def text_of(events: Iterable[Event]) -> str:

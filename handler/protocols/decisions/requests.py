@@ -6,13 +6,12 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import MediaSource
-from handler.core.text import Vocabulary
 from handler.core.values import FieldNames, Pooling, Request, TemplateOptions
 from handler.protocols.assistant.reasoning_families import MESSAGES, Family, choose_family
 from handler.protocols.assistant.template import read_template, reads
@@ -22,6 +21,7 @@ from handler.protocols.decisions.values import Path, Question
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import check_number, media_part
 from handler.protocols.kernel.readers import show
+from handler.protocols.kernel.special_tokens import any_of, without_special_tokens
 from handler.protocols.kernel.texts import TooManyTexts
 
 MAX_PROMPTS = 1 << 24
@@ -79,12 +79,13 @@ def engine_requests(
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
-    specials = _special_texts(context.vocabulary)
+    # The texts are data of a third party, and must not end the user's message.
+    as_text = functools.partial(without_special_tokens, vocabulary=context.vocabulary)
     placed = state.placed
     state = state._replace(
-        text=_inert(state.text, specials),
-        placed={_inert(name, specials): source for name, source in placed.items()},
-        system=_inert(state.system, specials),
+        text=as_text(state.text),
+        placed={as_text(name): source for name, source in placed.items()},
+        system=as_text(state.system),
     )
     texts = []
     for question in questions:
@@ -93,7 +94,7 @@ def engine_requests(
             raise question.path.refused(
                 f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels.texts)}"
             )
-        texts.append((labels.texts, _inert(question_text(question, labels), specials)))
+        texts.append((labels.texts, as_text(question_text(question, labels))))
     _check_size(state, questions, [text for _, text in texts])
     requests = [
         _request(state, question, labels, text, context)._replace(
@@ -130,7 +131,7 @@ def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSou
     """Split a text at the placeholders of images."""
     if not placed:
         return [text]
-    pieces = re.split(f"({_any_of(placed)})", text)
+    pieces = re.split(f"({any_of(placed)})", text)
     placeholders = [placed[piece] if index % 2 else piece for index, piece in enumerate(pieces)]
     return [piece for piece in placeholders if piece != ""]
 
@@ -157,41 +158,6 @@ def _check_placed(placed: Mapping[str, MediaSource], requests: Sequence[Request]
     for name, source in placed.items():
         if id(source) not in used:
             raise Path(("assets", name)).refused("no text of the request contains it")
-
-
-# -- special tokens in texts: they are data of a third party, and must not end the user's message ----------------------
-
-
-_BREAK = "\u200b"  # an invisible character
-
-
-def _inert(text: str, specials: re.Pattern[str] | None) -> str:
-    """Return a text in which an invisible character splits each special token, so that it is encoded as plain text."""
-    return text if specials is None else specials.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
-
-
-@functools.lru_cache(4)
-def _special_texts(vocabulary: Vocabulary | None) -> re.Pattern[str] | None:
-    """Return a pattern that matches the special tokens of a vocabulary, or None if it has none."""
-    texts = [] if vocabulary is None else [text for text in vocabulary.marks if len(text) > 1]
-    return re.compile(_any_of(texts)) if texts else None
-
-
-def _any_of(texts: Iterable[str]) -> str:
-    """Return an expression that matches the longest of some texts.
-
-    Each character of a prefix occurs once in it, so a search takes linear time whatever text it searches. A vocabulary
-    may have thousands of special tokens, and a client may send a megabyte of their first characters.
-    """
-    branches = []
-    for _, members in itertools.groupby(sorted(texts), key=lambda text: text[0]):
-        group = [*members]
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(group[0], group[-1], strict=False))
-        prefix = "".join(character for character, _ in same)  # of the first and the last in order, so of all
-        rests = [text[len(prefix) :] for text in group if text != prefix]
-        rest = f"(?:{_any_of(rests)}){'?' if prefix in group else ''}" if rests else ""
-        branches.append(re.escape(prefix) + rest)
-    return "|".join(branches)
 
 
 # -- thinking: a label must be the first token of the reply ------------------------------------------------------------

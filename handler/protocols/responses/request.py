@@ -19,7 +19,14 @@ from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
-from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest, of_bounded_length, unshaped
+from handler.protocols.assistant.summary import (
+    PROMPT,
+    Summarizing,
+    SummaryRequest,
+    message_of,
+    of_bounded_length,
+    unshaped,
+)
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -327,7 +334,7 @@ class InputReader(TurnsReader):
             self._agent_message(item, at)
         elif kind == COMPACTION:
             self.last_summary = self.summaries.read(item, at)
-            add_to_turn(self.chat, "user", content=BEFORE + self.last_summary)
+            add_to_turn(self.chat, "user", content=message_of(self.last_summary, self._context.vocabulary))
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 

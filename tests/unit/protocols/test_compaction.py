@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.text import Prompt
+from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
 from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing
@@ -22,9 +22,14 @@ INPUT = [{"role": "user", "content": "Hello"}, {"type": "compaction_trigger"}]
 EMPTY = "the model returned no summary of the conversation"
 
 
+QUOTING = "The model's image is <image>, its end <|im_end|>."
+ECHO = ServerContext("echo")
+NOTATION = ServerContext("vllm", vocabulary=Vocabulary([b"a", b"<image>", b"<|im_end|>"], special={1, 2}))
+
+
 def parse(path: str = "/v1/responses", **more: Any) -> ParsedRequest:
     input = INPUT if path == "/v1/responses" else INPUT[:1]
-    return ROUTES[path].parse({"model": "model", "input": input, **more}, ServerContext("echo"))
+    return ROUTES[path].parse({"model": "model", "input": input, **more}, ECHO)
 
 
 def feed(parsed: ParsedRequest, script: list[Delta]) -> str:
@@ -66,12 +71,12 @@ def test_the_length_of_a_summary_is_bounded(*, stream: bool) -> None:
 # -- a summary before the response -----------------------------------------------------------------------------------
 
 
-def above_threshold(**more: Any) -> ParsedRequest:
+def above_threshold(context: ServerContext = ECHO, **more: Any) -> ParsedRequest:
     """A request whose prompt exceeds its threshold, as the engine gets it."""
     management = [{"type": "compaction", "compact_threshold": 1}]
     input = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
     parsed = ROUTES["/v1/responses"].parse(
-        {"model": "model", "input": input, "context_management": management, **more}, ServerContext("echo")
+        {"model": "model", "input": input, "context_management": management, **more}, context
     )
     [request] = parsed.requests
     assert request.edit is not None
@@ -122,6 +127,30 @@ def test_a_prompt_is_summarized_again_if_its_response_does_not_fit() -> None:
         sampling = request.sampling._replace(max_new_tokens=num_tokens)
         summarizing.edit(request._replace(sampling=sampling), render)
         assert summarizing.due is due
+
+
+def as_text(messages: Any) -> None:
+    """Assert that a summary is in the messages, without special tokens."""
+    [content] = [message["content"] for message in messages if BEFORE in message["content"]]
+    assert not any(mark in content for mark in ("<image>", "<|im_end|>"))
+    assert content.replace("\u200b", "").endswith(QUOTING)
+
+
+def test_special_tokens_that_a_summary_quotes_are_text_in_later_requests() -> None:
+    """The response after the summary, and a request with its item: the client cannot change what the item says."""
+    parsed = above_threshold(NOTATION)
+    feed(parsed, saying(QUOTING))
+    assert parsed.follow_up is not None
+    after = parsed.follow_up()
+    assert after is not None
+    as_text(after.messages)
+    parsed.reply.start(1, 7)
+    item = json.loads(b"".join(parsed.reply.feed(1, delta) for delta in saying("Yes.")))["output"][0]
+    body = {"model": "model", "input": [item, {"role": "assistant", "content": "Yes."}, INPUT[0]]}
+    as_text(ROUTES["/v1/responses"].parse(body, NOTATION).requests[0].messages)
+    block = {"type": "compaction", "content": QUOTING}
+    talk = [{"role": "assistant", "content": [block]}, {"role": "assistant", "content": "Yes."}, INPUT[0]]
+    as_text(ROUTES["/v1/messages"].parse({"max_tokens": 9, "messages": talk}, NOTATION).requests[0].messages)
 
 
 def test_a_stream_whose_engine_fails_in_the_summary_has_none() -> None:

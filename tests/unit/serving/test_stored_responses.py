@@ -23,6 +23,7 @@ from handler.core.framing import dumps
 from handler.djl.batches import Item
 from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept_items
 from handler.protocols.openai.api import Page
+from handler.protocols.responses.conversations import new_conversation
 from handler.serving import stored_responses
 from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
@@ -431,9 +432,14 @@ def test_room_is_reserved_before_a_response_is_read(place: Path | None) -> None:
     store, connection = open_with_connection(place)
     keep(store, answer("a", text="x" * 5000)._replace(output=[item("out", "y" * 3000)]))
     statements: list[str] = []
+    conversation = new_conversation({})
+    spoken = kept_items([{"id": "said", "text": "z" * 4000}])
+    store.change_conversation(ANN, lambda one: (one.create(ANN, {**conversation}, spoken), None)).result(10)
     for read, least in (
         (partial(store.response, ANN, "a"), 3000),
         (partial(store.input_items, ANN, "a", Page(9, "", newest_first=True)), 5000),
+        (partial(store.recall, ANN, Wanted("response", True, "", ("out",))), 3000),
+        (partial(store.recall, ANN, Wanted("response", True, "", ("said",))), 4000),
     ):
         reserved: list[int] = []
         assert read(reserve=reserved.append).result(10) is not None
@@ -447,7 +453,7 @@ def test_room_is_reserved_before_a_response_is_read(place: Path | None) -> None:
         assert isinstance(refused, Overloaded)
         assert refused.__traceback__ is None
         connection.set_trace_callback(None)
-    assert not [one for one in statements if one.startswith(("SELECT head", "SELECT item "))]
+    assert not [one for one in statements if one.startswith(("SELECT head", "SELECT item ", "SELECT item,"))]
     store.close()
 
 
