@@ -260,7 +260,7 @@ class Conversations:
         return [item for (item,) in self._database.execute(query, (number,))]
 
     def latest_item(self, owner: str, item_id: str) -> tuple[bytes] | None:
-        """Return the item with an id in the newest of an owner's conversations that have one, or None."""
+        """Return the item with an id in the newest of the owner's conversations that contain this id, or None."""
         query = (
             "SELECT item FROM conversation_items AS one JOIN conversations ON number = conversation "
             "WHERE one.id = ? AND owner = ? AND expires > ? ORDER BY number DESC LIMIT 1"
@@ -329,12 +329,12 @@ class Conversations:
         self._remove(number, MAX_REMOVED)
 
     def hide(self, number: int) -> None:
-        """Delete a conversation, whose items `remove_expired` removes."""
+        """Delete a conversation. Its items are removed by `remove_expired`."""
         query = "UPDATE conversations SET owner = ?, head = '', size = 0, expires = 0 WHERE number = ?"
         self._database.execute(query, (_NOBODY, number))
 
     def hide_expired(self, owner: str) -> None:
-        """Delete the expired conversations of an owner, whose items `remove_expired` removes."""
+        """Delete the expired conversations of an owner. Their items are removed by `remove_expired`."""
         query = "SELECT number FROM conversations WHERE owner = ? AND expires <= ?"
         for (number,) in self._database.execute(query, (owner, self._clock())).fetchall():
             if not self.use_held([number]):
