@@ -91,7 +91,7 @@ KINDS = {
         {},
         {"return_token_ids": True},
         ranked=False,
-        label_reason="a server of the kind lmi returns no ids of alternatives; it decides itself, so send them there",
+        label_reason="a server of the kind lmi returns no ids of alternatives; send decisions to that server itself",
     ),
 }
 """Maps each value of option.base_url_kind to its kind, for servers that are used through OpenAI's API."""

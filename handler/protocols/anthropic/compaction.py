@@ -61,7 +61,7 @@ class Signer(NamedTuple):
                 f"{at}.signature: {NOT_OPENED}; send the messages that the block stands for",
             ) from None
         if digest != _digest(block["content"]):
-            raise CompactionRefused("content_mismatch", f"{at}.content: is not the summary that was signed")
+            raise CompactionRefused("content_mismatch", f"{at}.content: is not the signed summary")
 
 
 def _digest(content: str) -> bytes:

@@ -336,7 +336,7 @@ def _quantity(edit: Mapping[str, Any], name: str, least: int, *kinds: str) -> tu
 def _names(edit: Mapping[str, Any], name: str) -> frozenset[str]:
     names = edit[name]
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
-        raise ValueError(f"{NamedValue(name, names)}: must be a list of names of tools")
+        raise ValueError(f"{NamedValue(name, names)}: must be a list of tool names")
     return frozenset(names)
 
 

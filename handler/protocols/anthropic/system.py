@@ -96,7 +96,7 @@ def _is_temporary(message: Mapping[str, Any], at: str) -> bool:
     if clear_at != _NEXT_USER_MESSAGE:
         return False
     if message.get("output_config") is not None:
-        raise InvalidPayload(f"{at}.output_config is not allowed beside clear_at; send it in a message of its own")
+        raise InvalidPayload(f"{at}.output_config is not allowed with clear_at; send it in a separate message")
     content = message.get("content")
     blocks = content if isinstance(content, list) else []
     if any(not isinstance(block, dict) or block.get("type") != "text" for block in blocks):

@@ -715,7 +715,7 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     _check_conversation(body)
     state = request_context.recalled.state
     if state == "in_conversation":
-        raise previous.refused("this response is part of a conversation; continue it by 'conversation'")
+        raise previous.refused("this response is part of a conversation; continue it with 'conversation'")
     if state == "missing":
         raise NotKept(
             f"{previous}: no such response is stored: it expired, was deleted, or was never stored", STORED_FIELDS[1]

@@ -360,7 +360,7 @@ class RequestTask(Life):
         try:
             request = await self._admission.process(size, follow_up, owner)
             if request is None:
-                raise InternalError("the reply is not finished, but no request follows")
+                raise InternalError("the reply is not finished, but has no further request")
             encoding = Encoding(request, size, owner, self.hold, None, self._loaded)
             for work in self._admission.plan.encode:
                 if (waiting := work(encoding)) is not None:
