@@ -144,8 +144,8 @@ def _opencode(served: Served) -> Settings:
     if context := served.context:
         output = context // 4
         limit["limit"] = {"context": context, "input": context - output, "output": output}
-        # OpenCode summarizes a session whose last prompt was longer than `input` without this number of tokens. The
-        # next prompt also has the results of tools, and the server refuses a prompt without room for `output`.
+        # OpenCode summarizes a session once a prompt was longer than `input` minus this number of tokens. The next
+        # prompt also contains tool results, and the server refuses a prompt that leaves no room for `output`.
         compaction["compaction"] = {"reserved": context // 8}
     model = f"{_PROVIDER}/{served.model}"
     config = {

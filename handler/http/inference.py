@@ -110,7 +110,7 @@ class Endpoint:
 
     async def _refuse(self, scope: Scope, send: Send, *, is_offer: bool) -> None:
         if is_offer or not self.handlers:
-            message = "this route has no WebSocket" if is_offer else "this route can only be used by a WebSocket"
+            message = "this route has no WebSocket" if is_offer else "this route can only be used over a WebSocket"
             response = (self.errors or SERVER).whole(UpgradeRequired(message))
             return await send_refusal(scope, send, response, [(b"upgrade", b"websocket"), (b"connection", b"upgrade")])
         error = MethodNotAllowed("Request method is not allowed, please refer to API document.")

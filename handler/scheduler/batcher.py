@@ -74,7 +74,7 @@ class ActiveRequest:
     unfinished: int = 0
 
     def failure(self, output: Output) -> ServingError:
-        """Return the error of an output. If its labels are refused, the error names the question."""
+        """Return the error of an output. If its labels are refused, the error contains the name of the question."""
         if output.refused and self.request.pooling is not None:
             output = output._replace(error=f"{self.request.names.prompt}: {output.error}")
         return output.failure

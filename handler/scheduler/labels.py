@@ -20,8 +20,8 @@ _HIGHEST_OTHER = math.log(0.5) + 1e-3
 class LabelEngine(EngineWrapper):
     """A `SteppedEngine` that accepts requests for labels, and sends ordinary requests instead.
 
-    The first of these requests asks for the alternatives to the next token. Each label that is not among them takes a
-    request of its own. If the engine scores prompts, the label is scored as the last token of a prompt. Otherwise, the
+    The first of these requests asks for the alternatives to the next token. Each label that is not among them needs
+    another request. If the engine scores prompts, the label is scored as the last token of a prompt. Otherwise, the
     label is the only token that the engine may generate, and its log-probability is that before this limit. All other
     requests are passed to the engine unchanged.
 
@@ -95,7 +95,7 @@ class LabelEngine(EngineWrapper):
         return None
 
     def _end(self, labels: _LabelRequest, key: int) -> Output | None:
-        """Return the output that ends a request for labels, or None if labels are missing that can be read."""
+        """Return the output that ends a request for labels, or None if labels are missing and can still be read."""
         if labels.is_incomplete:
             return Output(key, finish=Finish.ERROR, error="the engine returned no log-probability")
         if labels.is_limited:
@@ -118,7 +118,7 @@ class _LabelRequest:
         num_tops: number of alternatives that the first request asks for.
         missing: ids of the labels whose log-probabilities are not known yet.
         highest: highest log-probability of any token, or None if it is not known yet.
-        is_limited: whether the engine reported the log-probability of a label among the allowed tokens only.
+        is_limited: whether the engine reported a label's log-probability only among the allowed tokens.
     """
 
     def __init__(self, request: EngineRequest, num_tops: int, scores: bool) -> None:

@@ -89,21 +89,20 @@ def _check_engine(reading: Reading, directory: Path | None, problems: Problems) 
 
 
 def without_model_data(reading: Reading) -> Reading:
-    """Return the reading without a model in SageMaker's model data if this machine has none of them."""
+    """Return the reading without a model in SageMaker's model data, if this machine has no model data."""
     config = reading.config
     return reading._replace(config=replace(config, model_id=None)) if _is_mounted(config) else reading
 
 
 def _is_mounted(config: Config) -> bool:
-    """Return whether the model is in SageMaker's model data, which only a container has."""
+    """Return whether the model is in SageMaker's model data, which exists only in containers."""
     directory, path = environment.model_path(), Path(config.model_id or "")
     return directory in (path, *path.parents) and not directory.is_dir()
 
 
 def model_data_note(config: Config) -> str:
-    """Return a note about a model in SageMaker's model data, which only a container has, or "" if there is none.
-
-    Without option.model_id, AWS's images serve the model data, and so does a container of this project.
+    """Return a note if the model is in SageMaker's model data, which exists only in containers, otherwise "". Without
+    option.model_id, AWS's images and this project's containers serve the model data.
     """
     if _is_mounted(config):
         return f"{config.model_id}: not checked; SageMaker puts the model there in a container"

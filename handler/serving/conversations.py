@@ -260,7 +260,7 @@ class Conversations:
         return [item for (item,) in self._database.execute(query, (number,))]
 
     def latest_item(self, owner: str, item_id: str) -> tuple[int, int] | None:
-        """Find the item with an id in the newest of an owner's conversations that have one. Return the number of its
+        """Find the item with an id in the newest of the owner's conversations that contain this id. Return the number of its
         row and its size in bytes, or None.
         """
         query = (
@@ -331,12 +331,12 @@ class Conversations:
         self._remove(number, MAX_REMOVED)
 
     def hide(self, number: int) -> None:
-        """Delete a conversation, whose items `remove_expired` removes."""
+        """Delete a conversation. Its items are removed by `remove_expired`."""
         query = "UPDATE conversations SET owner = ?, head = '', size = 0, expires = 0 WHERE number = ?"
         self._database.execute(query, (_NOBODY, number))
 
     def hide_expired(self, owner: str) -> None:
-        """Delete the expired conversations of an owner, whose items `remove_expired` removes."""
+        """Delete the expired conversations of an owner. Their items are removed by `remove_expired`."""
         query = "SELECT number FROM conversations WHERE owner = ? AND expires <= ?"
         for (number,) in self._database.execute(query, (owner, self._clock())).fetchall():
             if not self.use_held([number]):

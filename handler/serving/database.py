@@ -1,4 +1,4 @@
-"""Opens SQLite databases for data that later requests need, and files that servers lock, which share a directory."""
+"""Opens SQLite databases for data that later requests need, and the lock files of servers in the same directory."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ _lock_files = set[int]()  # descriptors
 def open_lock_file(path: Path, flags: int) -> int:
     """Open a file that this server locks, and return its descriptor. Close it by `close_lock_file`.
 
-    Processes that user code forks from this one close the file. Otherwise they would keep the lock after this process
-    has ended, as long as they run.
+    Processes that user code forks from this one close the file. Otherwise they would keep the lock after the end of
+    this process.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     _lock_files.add(descriptor)
@@ -89,7 +89,7 @@ def open_lock_file(path: Path, flags: int) -> int:
 
 
 def close_lock_file(descriptor: int) -> None:
-    """Close a file, which ends its locks."""
+    """Close a file, which releases its locks."""
     _lock_files.discard(descriptor)
     os.close(descriptor)
 

@@ -139,7 +139,7 @@ class Encoder:
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         if request.messages or request.media or request.tools:
-            request = request._replace(messages=(), media=(), tools=(), edit=None)  # the prompt contains them now
+            request = request._replace(messages=(), media=(), tools=(), edit=None)  # now part of the prompt
         limit, max_new_tokens = self.max_tokens(), request.sampling.max_new_tokens
         if limit is None or max_new_tokens <= (left := limit - len(prompt.ids)):
             return request

@@ -45,9 +45,9 @@ P = ParamSpec("P")
 _PERIOD = 10.0  # seconds between two searches for expired responses
 _SILENCE = 1.0  # seconds for which the same error of the database is not logged again
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
-_PAUSE = 0.05  # seconds between two searches while there are more of them
+_PAUSE = 0.05  # seconds between two searches while there are more expired responses
 _MAX_REMOVED = 500  # maximum number of expired responses that a transaction deletes
-_MAX_REMOVED_BYTES = 1 << 24  # bytes of expired responses after which a transaction deletes no more
+_MAX_REMOVED_BYTES = 1 << 24  # number of deleted bytes after which a transaction ends
 _MAX_WAITING = 1000  # maximum number of waiting calls
 
 _FILE = "responses.sqlite3"
@@ -98,7 +98,7 @@ ORDER BY used, is_conversation, number
 """The responses and conversations of an owner, the least recently used first. Responses that are being generated are
 not among them. The order is that of an index, so that reading the first ones takes little time.
 """
-_FAILED = 1  # value of the column `failed`; another one is `IN_PROGRESS`
+_FAILED = 1  # value of the column `failed`, which may also be `IN_PROGRESS`
 
 
 ItemPage = tuple[list[Any], bool]
@@ -106,7 +106,7 @@ ItemPage = tuple[list[Any], bool]
 
 
 Reserve = Callable[[int], object]
-"""Called with the number of bytes of JSON that are read next. It may raise an error."""
+"""Called with the number of bytes of JSON to be read next. It may raise an error."""
 
 
 def _reserve_nothing(num_bytes: int) -> None:
@@ -117,8 +117,9 @@ class ResponseDatabase:
     """The database for the responses of all owners. Each owner can access only its own responses. All methods may
     block, and may raise sqlite3.Error.
 
-    If an owner has too many responses and conversations, its least recently used ones are deleted. Those of other
-    owners are never deleted to make room. Continuing a response counts as a use of it and of all earlier responses.
+    If an owner has too many responses and conversations, its least recently used ones are deleted. Other owners'
+    responses and conversations are never deleted to make room. Continuing a response counts as a use of it and of all
+    earlier responses.
     A response in a conversation and each change of a conversation count as a use of it.
 
     Args:
@@ -205,7 +206,7 @@ class ResponseDatabase:
 
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
-            InvalidPayload: the conversation has got items with the same ids meanwhile. Nothing has changed.
+            InvalidPayload: the conversation now has items with the same ids. Nothing has changed.
         """
         with self.writing():
             number = 0
@@ -230,7 +231,7 @@ class ResponseDatabase:
         """Insert a response, within a transaction.
 
         Args:
-            failed: value of the column, by default as the response tells.
+            failed: value of the column. By default, it depends on the response.
         """
         now, first = self._clock(), len(kept.given)
         items = [(kept.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
@@ -240,7 +241,7 @@ class ResponseDatabase:
         self._database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
 
     def make_room(self, owner: str, id: str, size: int) -> None:
-        """Delete what exceeds the limits of an owner, within a transaction.
+        """Delete responses and conversations above the limits of an owner, within a transaction.
 
         Args:
             id: the response that needs the room.
@@ -257,7 +258,7 @@ class ResponseDatabase:
             raise self._full(size)
 
     def _make_room(self, owner: str) -> bool:
-        """Delete what exceeds the limits of an owner, the least recently used first. Return whether there was any."""
+        """Delete an owner's least recently used responses and conversations above its limits. Return whether any."""
         number, held, room = self._room(owner)
         if number <= self._config.responses_max and held <= room:
             return False
@@ -277,8 +278,8 @@ class ResponseDatabase:
         return True
 
     def _oldest(self, owner: str, number: int, size: float) -> list[Any]:
-        """Return an owner's least recently used responses and conversations, so many that they have this number and
-        this size, or all of them.
+        """Return an owner's least recently used responses and conversations, enough to reach this number and this size,
+        or all of them.
         """
         oldest = list[Any]()
         for row in self._database.execute(_OLDEST_FIRST, {"owner": owner}):
@@ -289,7 +290,7 @@ class ResponseDatabase:
         return oldest
 
     def read_conversations(self, read: Callable[[Conversations], T]) -> T:
-        """Read conversations at one moment."""
+        """Read conversations within one transaction."""
         with self.reading():
             return read(self.conversations)
 
@@ -564,11 +565,11 @@ class ResponseStore:
         return self.call(owner, self._database.recall, owner, references, reserve, turn)
 
     def new_turn(self) -> ResponseTurn:
-        """Return a turn for a request in a conversation, which `recall` takes."""
+        """Return a turn for a request in a conversation, as an argument of `recall`."""
         return ResponseTurn(self._database.conversations.locks)
 
     def end_turn(self, owner: str, turn: ResponseTurn) -> None:
-        """End a turn after all earlier calls of the owner: its response may still be being stored."""
+        """End a turn after all earlier calls of the owner, because its response may still be waiting to be stored."""
         self.write(owner, turn.end)
 
     def read_conversations(self, owner: str, read: Callable[[Conversations], T]) -> Future[T]:
@@ -626,7 +627,7 @@ class ResponseStore:
 
     @property
     def background(self) -> BackgroundTables:
-        """The tables of background responses. Call their methods by `call` or `write`."""
+        """The tables of background responses. Call their methods with `call` or `write`."""
         return self._database.background
 
     def begin(self, owner: str, id: str, response: Mapping[str, Any]) -> InProgress:
@@ -691,7 +692,7 @@ class ResponseStore:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def write(self, owner: str, method: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
-        """Do the same as `call`, even if many calls are waiting. Used for what must not be lost."""
+        """Do the same as `call`, even if many calls are waiting. Use it for data that must not be lost."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 
@@ -704,7 +705,7 @@ class ResponseStore:
             except sqlite3.Error as error:
                 self._report(error)
                 future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
-            except ServingError as error:  # its traceback would keep what was read
+            except ServingError as error:  # its traceback would keep the data in memory
                 future.set_exception(error.with_traceback(None))
             except Exception as error:
                 future.set_exception(error)
@@ -735,9 +736,7 @@ class ResponseStore:
         self._database.close()
 
     def _remove_expired(self) -> bool:
-        """Delete some expired responses, and end some responses of servers that have ended. Return whether there may
-        be more.
-        """
+        """Delete some expired responses, and fail those of some ended servers. Return whether there may be more."""
         try:
             return self._database.remove_expired() | self._database.background.recover()
         except sqlite3.Error as error:  # for example a full disk

@@ -308,7 +308,7 @@ def test_a_response_in_a_conversation_is_not_continued_by_its_id(server: LiveSer
     first = ask(server, "one", conversation=create(server)).json()
     found = ask(server, "two", previous_response_id=first["id"])
     assert error(found)[::2] == (400, "previous_response_id")
-    assert "continue it by 'conversation'" in error(found)[1]
+    assert "continue it with 'conversation'" in error(found)[1]
 
 
 # -- the turn of a response in its conversation ------------------------------------------------------------------------

@@ -163,7 +163,7 @@ KINDS = {
         "lmi-handler",
         Completions({"return_token_ids": True}, ranked=False),
         {"top_logprobs": "the server does not return ids of alternatives"},
-        label_reason="a server of the kind lmi returns no ids of alternatives; it decides itself, so send them there",
+        label_reason="a server of the kind lmi returns no ids of alternatives; send decisions to that server itself",
     ),
     "sglang": ServerKind("sglang", SGLANG, generate),
 }

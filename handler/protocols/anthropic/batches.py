@@ -24,7 +24,7 @@ ENDPOINT = "/v1/messages"
 BATCHES = "/v1/messages/batches"
 
 _MAX_ID = 512  # maximum number of characters of a custom_id
-_MAX_SKELETON = 1 << 20  # maximum bytes of the body apart from its requests
+_MAX_SKELETON = 1 << 20  # maximum size of the body without its requests, in bytes
 
 
 class MessageBatchCounts(TypedDict):
@@ -136,7 +136,7 @@ class RequestSplitter:
         self._hold(data[start : len(data) - len(self._rest)])
 
     def end(self) -> dict[str, Any]:
-        """Return the members of the body apart from its requests.
+        """Return the members of the body besides its requests.
 
         Raises:
             InvalidPayload: the body is not a JSON object with a list of requests.
@@ -202,7 +202,7 @@ _TEXT = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
 
 def _end_of_text(data: bytes, start: int) -> int:
-    """Return where the text of a string ends: before its closing quote, or where more data is needed."""
+    """Return the position where the text of a string ends: before its closing quote, or where more data is needed."""
     match = _TEXT.match(data, start)
     assert match is not None, "the pattern matches everywhere"
     return match.end()
@@ -256,7 +256,7 @@ def new_message_batch(input: str, rest: Mapping[str, Any], context: ServerContex
 
     Args:
         input: id of the file with the lines.
-        rest: members of the body apart from its requests.
+        rest: members of the body besides its requests.
     """
     ignored = report_unknown([*rest], rest, context)
     return NewBatch(input, ENDPOINT, "24h", DAY, LIFETIME, None, ignored)
@@ -320,7 +320,7 @@ class MessagePage(NamedTuple):
 
     Attributes:
         page: page in the order in which the store is read.
-        is_before: whether it ends before a batch, so that the store is read from there to newer batches.
+        is_before: whether the page ends before a batch, so the store is read from that batch towards newer ones.
     """
 
     page: Page

@@ -1,7 +1,7 @@
 """Compaction in Anthropic's API: the model summarizes the conversation, and a block stands for the messages before it.
 
 Two features write such blocks: the edit `compact_20260112`, before a response to a long conversation, and the field
-`compaction`, whose response is the block alone. The blocks of the latter are signed.
+`compaction`, whose response consists only of the block. The blocks of the latter are signed.
 
 Sources: "Compaction" in Anthropic's documentation; the types of its Python client, 2.14.
 """
@@ -61,7 +61,7 @@ class Signer(NamedTuple):
                 f"{at}.signature: {NOT_OPENED}; send the messages that the block stands for",
             ) from None
         if digest != _digest(block["content"]):
-            raise CompactionRefused("content_mismatch", f"{at}.content: is not the summary that was signed")
+            raise CompactionRefused("content_mismatch", f"{at}.content: is not the signed summary")
 
 
 def _digest(content: str) -> bytes:
@@ -87,7 +87,8 @@ def read_summary(block: Mapping[str, Any], at: str, signer: Signer) -> str | Non
 
 
 def check_signed(messages: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> None:
-    """Check where signed blocks are. A signed block is the first of the first message, and no other has a summary.
+    """Check the positions of signed blocks. A signed block must be the first block of the first message, and no other
+    block may have a summary.
 
     Args:
         messages: the messages, which have been read.
@@ -142,7 +143,7 @@ def read_summarize(value: Any) -> str:
 
 
 def _blocks(message: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the blocks of a message. Those of system messages may not have been read."""
+    """Return the blocks of a message. The blocks of system messages may not have been read yet."""
     content = message.get("content")
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else ()
 
@@ -200,7 +201,7 @@ class SummaryStream(MessageStream):
 
 
 class SummaryDocument(MessageDocument):
-    """A response that consists of a signed summary, not as a stream."""
+    """A non-streaming response that consists of a signed summary."""
 
     def __init__(self, settings: MessageSettings, signer: Signer) -> None:
         super().__init__(settings)
@@ -246,7 +247,7 @@ class _Pass:
         self.iteration: AnthropicIteration | None = None
 
     def start(self, index: int, num_prompt_tokens: int) -> bool:
-        """Return whether the model writes the summary now."""
+        """Return whether the model is writing the summary."""
         if not index and self.summarizing.due:
             self.reader, self._num_prompt_tokens = self.summarizing.reader(), num_prompt_tokens
         return self.reader is not None
@@ -327,7 +328,7 @@ class CompactingMessageStream(_Compacting, MessageStream):
 
 
 class CompactingMessageDocument(_Compacting, MessageDocument):
-    """A message that begins with a summary if its prompt has become too long, not as a stream.
+    """A non-streaming message that begins with a summary if its prompt has become too long.
 
     Args:
         pauses: whether the response ends after the summary.

@@ -1,7 +1,7 @@
 """Anthropic's context editing: parts of a conversation that are removed before the model reads it.
 
-Sources: "Context editing" in Anthropic's documentation; the types of its Python client, 2.14. A client sends the whole
-conversation with every request, so each request is edited anew. Tokens are counted on the rendered prompt.
+Sources: "Context editing" in Anthropic's documentation; the types of its Python client, 2.14. Clients send the complete
+conversation with every request, so every request is edited again. Tokens are counted on the rendered prompt.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ClearToolUses(NamedTuple):
         counts_uses: whether `trigger` is a number of calls instead of a number of tokens.
         trigger: the number above which results are cleared.
         keep: the number of results, counted from the end, that are kept.
-        at_least: the number of tokens that clearing must remove to be done at all.
+        at_least: the minimum number of tokens that clearing must remove. Otherwise nothing is cleared.
         excluded: the names of the tools whose results are always kept.
         inputs: whether to clear the arguments of the calls too, or the names of the tools whose calls lose them.
     """
@@ -93,7 +93,7 @@ class ClearToolUses(NamedTuple):
         return {id: names[id] for id in ids if names[id] not in self.excluded}
 
     def clear(self, messages: Sequence[Mapping[str, Any]], ids: Mapping[str, str]) -> list[Mapping[str, Any]]:
-        """Return the messages with the results of these calls cleared."""
+        """Return the messages, in which the results of these calls are cleared."""
         return [
             {**message, "content": [self._cleared(block, ids) for block in message["content"]]}
             if isinstance(message.get("content"), list) and message["role"] != "system"
@@ -112,7 +112,7 @@ class ClearToolUses(NamedTuple):
 
 
 class Compact(NamedTuple):
-    """Has the conversation summarized before the response.
+    """Requests a summary of the conversation before the response.
 
     Attributes:
         trigger: the number of tokens above which the conversation is summarized, or None for the default.
@@ -250,7 +250,7 @@ class ContextEdits:
     def _edited(
         self, edit: Clearing, now: EditedMessages, num_tokens: int
     ) -> tuple[EditedMessages, AppliedEdit] | None:
-        """Return the conversation after an edit, and what the response says of the edit; or None if it is not due."""
+        """Return the conversation after an edit and the response's report of the edit, or None if it is not due."""
         if isinstance(edit, ClearThinking):
             if not (num_cleared := self._num_cleared(edit)):
                 return None
@@ -336,7 +336,7 @@ def _quantity(edit: Mapping[str, Any], name: str, least: int, *kinds: str) -> tu
 def _names(edit: Mapping[str, Any], name: str) -> frozenset[str]:
     names = edit[name]
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
-        raise ValueError(f"{NamedValue(name, names)}: must be a list of names of tools")
+        raise ValueError(f"{NamedValue(name, names)}: must be a list of tool names")
     return frozenset(names)
 
 

@@ -1,6 +1,6 @@
 """`/v1/models` in Anthropic's format, with what the served model supports.
 
-Source: the types of Anthropic's Python package 2.14. Its clients choose by them what to send.
+Source: the types of Anthropic's Python package 2.14. Its clients choose what to send from these values.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def model(id: str, created: float, context: ServerContext) -> AnthropicModel:
 
 
 def capabilities(context: ServerContext) -> AnthropicCapabilities:
-    """Return what requests with the served model may contain, as its files, the engine and the options tell."""
+    """Return what requests with the served model may contain, based on its files, the engine and the options."""
     generates = context.task is Task.GENERATION
     return {
         "batch": _support(generates and context.config.batches_store != "off"),

@@ -254,7 +254,7 @@ class MessagesReader(TurnsReader):
     def __init__(self, context: ServerContext, owner: str) -> None:
         super().__init__(context)
         self.signer = Signer(context.sealer, owner)
-        self._num_instructions = 0  # messages of the chat that no summary stands for
+        self._num_instructions = 0  # messages of the chat that no summary replaces
         self.last_summary = ""
         self.continues = False
         self.changes: list[ToolChange] = []
@@ -302,7 +302,7 @@ class MessagesReader(TurnsReader):
             del message["reasoning_content"]
 
     def _read_messages(self, conversation: Sequence[Any], num_before: int) -> None:
-        """Read the messages, of which the first `num_before` are earlier ones of the thread."""
+        """Read the messages. The first `num_before` are earlier messages of the thread."""
         numbers = range(-num_before, len(conversation) - num_before)
         paths = [f"messages[{number}]" if number >= 0 else f"thread: message {number}" for number in numbers]
         for at, message in zip(paths, conversation, strict=True):
@@ -427,7 +427,7 @@ class MessagesReader(TurnsReader):
 
 
 def _check_transformations(value: Any, at: str) -> None:
-    """Raise InvalidPayload if an image must not be scaled down to the model's maximum size, as models do here."""
+    """Raise InvalidPayload if an image must not be scaled down to the model's maximum size, because it would be."""
     if value is None:
         return
     if not isinstance(value, dict) or not value.keys() <= {"oversized_image"}:
@@ -538,7 +538,7 @@ def read_thinking(value: Any) -> Thinking:
 
 
 def _check_binding(value: Any) -> None:
-    """Check `block_binding`, which says what happens to thinking blocks of other conversations."""
+    """Check `block_binding`, which determines what happens to thinking blocks of other conversations."""
     only(value, "prefix_mismatch_behavior")
     if value is not None and (not isinstance(value, dict) or value.get("prefix_mismatch_behavior") not in _MISMATCHES):
         raise ValueError("'block_binding' must be an object whose 'prefix_mismatch_behavior' is error or drop_block")
@@ -746,7 +746,7 @@ class AnthropicCountTokens(AnthropicMessages):
 
 
 class _Translator:
-    """Translates the conversation of one request, as it is or edited, to a chat.
+    """Translates the conversation of one request, edited or not, to a chat.
 
     Args:
         reader: reader that has read the messages of the body.
@@ -822,7 +822,7 @@ class _Translator:
         return self._read(edited, len(self._request_context.recalled.history))
 
     def _read(self, edited: EditedMessages, num_before: int) -> ChatMessages:
-        """Read an edited conversation, whose first `num_before` messages are earlier ones of its thread."""
+        """Read an edited conversation. Its first `num_before` messages are earlier messages of its thread."""
         reader = MessagesReader(self.context, self._request_context.owner)
         reader.read({**self.body, "messages": edited.messages[num_before:]}, edited.messages[:num_before])
         if edited.num_reasoning is not None:
@@ -831,7 +831,7 @@ class _Translator:
 
 
 def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator, last_summary: str) -> Summarizing:
-    """Return what has the edited conversation summarized if it is still too long."""
+    """Return the object that summarizes the edited conversation if it is still too long."""
 
     def ask() -> SummaryRequest:
         question = _user(compact.instructions or PROMPT)

@@ -28,7 +28,7 @@ SYSTEM_FIELDS: Mapping[str, Shape] = {
 def hidden_messages(conversation: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> set[int]:
     """Return the indices of the messages that the model does not see.
 
-    These are the system messages that a later message of the user has cleared, and those that only set the effort.
+    These are the system messages that a later user message has cleared, and those that only set the effort.
 
     Args:
         conversation: all messages. Each has a valid role.
@@ -57,8 +57,8 @@ def hidden_messages(conversation: Sequence[Mapping[str, Any]], paths: Sequence[s
 def effort_of_messages(conversation: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the effort that system messages set for the response, or None if they set none.
 
-    A message directly after new input of the user sets the effort for the response to this input. Elsewhere, it sets
-    the effort from the next new input on. The results of tools are no new input.
+    A message directly after new user input sets the effort for the response to this input. Elsewhere, it sets the
+    effort from the next user input on. Tool results are not user input.
     """
     effort = next_effort = None
     follows_input = False
@@ -89,14 +89,14 @@ def _check_effort(value: Any) -> bool:
 
 
 def _is_temporary(message: Mapping[str, Any], at: str) -> bool:
-    """Return whether the next message of the user clears a message. Such a message may contain only text."""
+    """Return whether the next user message clears a message. Such a message may contain only text."""
     clear_at = message.get("clear_at")
     if clear_at not in _CLEAR_AT:
         raise InvalidPayload(f"{at}.clear_at={show(clear_at)}: must be {_NEXT_USER_MESSAGE} or never")
     if clear_at != _NEXT_USER_MESSAGE:
         return False
     if message.get("output_config") is not None:
-        raise InvalidPayload(f"{at}.output_config is not allowed beside clear_at; send it in a message of its own")
+        raise InvalidPayload(f"{at}.output_config is not allowed with clear_at; send it in a separate message")
     content = message.get("content")
     blocks = content if isinstance(content, list) else []
     if any(not isinstance(block, dict) or block.get("type") != "text" for block in blocks):
@@ -105,7 +105,7 @@ def _is_temporary(message: Mapping[str, Any], at: str) -> bool:
 
 
 def _has_input(content: Any) -> bool:
-    """Return whether a message of the user contains more than the results of tools."""
+    """Return whether a user message contains more than tool results."""
     if not isinstance(content, list):
         return bool(content)
     return any(not isinstance(block, dict) or block.get("type") != "tool_result" for block in content)

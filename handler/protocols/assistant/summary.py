@@ -31,7 +31,7 @@ _MIN_ROOM = 128
 """The number of tokens that must remain in the context when a prompt has become too long. The summary takes half."""
 
 _GROWTH, _RESERVE = 0.25, 2 * _MIN_ROOM
-"""The growth of a prompt since its last summary that is enough for another one, as a share of what that summary left.
+"""The growth of a prompt since its last summary that justifies another one, as a share of what that summary left.
 The half of the room in the context is enough too, less the reserve for the request for a summary, in tokens.
 """
 
@@ -56,7 +56,7 @@ def default_threshold(context_length: int | None, maximum: int = sys.maxsize) ->
 
 
 def of_bounded_length(request: Request) -> Request:
-    """Return a request for a summary whose length is limited, by the room in the model's context too."""
+    """Return a request for a summary of limited length. The room in the model's context is also a limit."""
     limit = min(request.sampling.max_new_tokens, _MAX_TOKENS)
     return request._replace(sampling=request.sampling._replace(max_new_tokens=limit), fill_context=True)
 
@@ -133,7 +133,7 @@ class SummaryRequest(NamedTuple):
 
 
 class Summarizing:
-    """Has the conversation of one request summarized before the response, if its prompt exceeds a threshold.
+    """Requests a summary of a conversation before the response, if the prompt exceeds a threshold.
 
     Args:
         threshold: the number of tokens that the prompt must exceed.
@@ -196,10 +196,8 @@ class Summarizing:
         return first, prompt
 
     def _has_grown(self, request: Request, num_tokens: int, render: Callable[[Request], Prompt]) -> bool:
-        """Return whether another summary would make the prompt shorter by enough.
-
-        What no summary replaces may exceed the threshold, so that every prompt does. Then a summary at each request
-        would cost much and change little.
+        """Return whether another summary would shorten the prompt enough. The parts that no summary replaces may exceed
+        the threshold by themselves. A summary for each request would then cost much and change little.
         """
         if not self._last:
             return True
@@ -231,7 +229,7 @@ class Summarizing:
 
 
 def _instead_of(request: Request, other: Request) -> Request:
-    """Return another request of the same client, with what the host has set in the first one."""
+    """Return another request of the same client, with the values that the host has set in the first one."""
     sampling = other.sampling._replace(logprobs=request.sampling.logprobs)
     return other._replace(
         sampling=sampling,

@@ -94,7 +94,7 @@ class DecisionDialect(OpenAiDialect):
         ignored = self.ignored(body, context, *unknown, *unread)
         parsed = self.respond(requests, questions, model)
         sizes = [sum(value_size(message["content"]) for message in request.messages) for request in requests]
-        repeated = sum(sizes) - sizes[0]  # the first prompt takes no more memory than that of a chat
+        repeated = sum(sizes) - sizes[0]  # the first prompt needs no more memory than a chat
         return parsed._replace(ignored=ignored, num_repeated=sizes[0] + _PROMPT_MEMORY * repeated)
 
     @abstractmethod

@@ -212,8 +212,8 @@ class DecisionInputReader:
     def read(self, value: Any) -> str:
         """Return the text of `input`.
 
-        If all items are messages of the user, it contains only their texts. Otherwise the text of each item follows
-        the role of the message, or the type of the item and the name of the tool.
+        If all items are user messages, it contains only their texts. Otherwise each text follows the role of the
+        message, or the type of the item and the name of the tool.
 
         Raises:
             InvalidField: an item is invalid.

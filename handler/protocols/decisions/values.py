@@ -38,7 +38,7 @@ class InvalidField(InvalidPayload):
 
     @property
     def public(self) -> str:
-        """The path as far as it has no names of questions, options or assets, which are text from the client."""
+        """The path up to the first name of a question, option or asset, which is text from the client."""
         is_listed = len(self.keys) > 1 and isinstance(self.keys[1], int)
         path = Path(self.keys if is_listed else self.keys[:1])
         return f"{path} was refused" if self.keys else self.message
@@ -142,12 +142,12 @@ class Question(NamedTuple):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The names of the options without the quotes with which OpenAI's API tells strings from booleans."""
+        """The names of the options without the quotes that distinguish strings from booleans in OpenAI's API."""
         if not self.values:
             return tuple(option.name for option in self.options)
         return tuple(value if isinstance(value, str) else json.dumps(value) for value in self.values)
 
     @property
     def form(self) -> Kind:
-        """The type as which the model reads the question."""
+        """The type of the question in the prompt."""
         return Kind.CHOICE if self.lettered else self.kind

@@ -11,7 +11,7 @@ from handler.core.framing import dumps
 
 Kind = Literal["response", "thread", "background"]
 """The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API. "background"
-is a background response with `store=false`, which clients may poll for some time, but which no request continues.
+is a background response with `store=false`, which clients can poll for some time, but not continue.
 """
 
 CONVERSATION = "conv_"
@@ -122,7 +122,7 @@ class Detached(NamedTuple):
     """A response that is generated in the background, while its client polls it or reads its events.
 
     Attributes:
-        queued: the response as it is stored until it has ended.
+        queued: the response that is stored until it has ended.
         events: its first events, each framed.
         streams: whether clients may read its events.
     """
@@ -169,7 +169,7 @@ class Keeping:
         self._stores = stores
 
     def queued(self, id: str, kind: Kind, head: Mapping[str, Any]) -> KeptResponse:
-        """Return the response as a background response is stored until it has ended."""
+        """Return the response that is stored until a background response has ended."""
         return KeptResponse(id, kind, self._previous, False, head, self._given, ())
 
     def begin(self, id: str, response: Mapping[str, Any]) -> None:

@@ -486,7 +486,7 @@ class OpenAiErrors(ErrorFormat):
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 
     def headers(self, error: ServingError) -> Headers:
-        """Return when to retry if the conversation is locked. OpenAI's clients retry in any case, but too soon."""
+        """Return when to retry if the conversation is locked. Without it, OpenAI's clients would retry too soon."""
         return delay_headers() if isinstance(error, ConversationLocked) else ()
 
     def body(self, error: ServingError) -> OpenAiError:

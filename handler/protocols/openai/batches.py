@@ -268,7 +268,7 @@ def answered(batch: str, line: Line, response: HttpResponse, ignored: Sequence[s
 
 def is_unsent(line: bytes) -> bool:
     """Return whether a line was written because its request had not been sent when the batch ended early."""
-    return any(marker in line for marker in _UNSENT)  # in strings, their quotes would be escaped
+    return any(marker in line for marker in _UNSENT)  # quotes within strings would be escaped
 
 
 _UNSENT = tuple(b'"response":null,"error":{"code":"%b"' % error.code.encode() for error in (EXPIRED, CANCELLED))

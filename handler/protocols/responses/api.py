@@ -305,7 +305,7 @@ class ResponseItems(Listing):
 # -- the routes of stored responses ------------------------------------------------------------------------------------
 
 
-_MAX_DIGITS = 18  # of the number of an event
+_MAX_DIGITS = 18  # digits of an event's number
 
 
 def not_kept(id: str) -> NotKept:
@@ -382,7 +382,7 @@ def no_conversation_item(id: str, item_id: str) -> NotKept:
 
 
 def duplicate_item(id: str) -> InvalidPayload:
-    """Return the error for an item whose id another item of the conversation has."""
+    """Return the error for an item with the id of another item in the conversation."""
     return InvalidPayload(
         f"Duplicate item found with id {id[:128]}. Remove duplicate items from your input and try again."
     )

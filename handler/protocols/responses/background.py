@@ -27,7 +27,7 @@ _WINDOW = "soonest"  # the only supported completion window
 
 @accepts(type="object", properties={"completion_window": {"enum": [_WINDOW, None]}, "continuation_id": nullable(TEXT)})
 def read_options(value: Any) -> None:
-    """Check `background_options`, which change nothing: a response is always generated as soon as possible."""
+    """Check `background_options`. They have no effect, because a response is always generated as soon as possible."""
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     only(value, "completion_window", "continuation_id")
@@ -61,7 +61,7 @@ def detached(response: OpenAiResponse, keeping: Keeping, *, streams: bool) -> De
 
     Args:
         response: the response before it has begun.
-        keeping: the object that would store the response of a request that waits for it.
+        keeping: the object that would store the response in the foreground.
         streams: whether the client has asked for a stream.
     """
     queued = with_status(response, "queued")
@@ -73,7 +73,7 @@ def detached(response: OpenAiResponse, keeping: Keeping, *, streams: bool) -> De
 
 
 def with_status(response: Mapping[str, Any], status: ResponseStatus, message: str = "") -> OpenAiResponse:
-    """Return a response without output in another state.
+    """Return a response without output with another status.
 
     Args:
         message: the reason why it failed.
@@ -120,7 +120,7 @@ def response_in(event: bytes) -> OpenAiResponse:
 
 
 def no_events() -> BadRequest:
-    """Return the error for a request for the events of a response that has none."""
+    """Return the error for a response without events whose events are requested."""
     return BadRequest("only a response that was created with background=true and stream=true can be streamed")
 
 

@@ -34,7 +34,7 @@ Item = tuple[str, Any]
 """An item, with its path in the body before it."""
 
 COMPACTION, TRIGGER = "compaction", "compaction_trigger"
-"""The types of the item with a summary, and of the last item of a request for one."""
+"""The types of an item with a summary, and of the last item in a request for a summary."""
 
 
 class Summaries(NamedTuple):
@@ -71,8 +71,8 @@ class Summaries(NamedTuple):
 def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
     """Return the items of a conversation that the model reads.
 
-    Of those before the last compaction, the model reads the messages of developers and the system, and the newest
-    messages of users, which no response separates. Earlier ones would add up until there is no room for a response.
+    Before the last compaction, the model reads only developer and system messages, and the newest user messages that
+    no response separates. Older user messages would accumulate until there is no room for a response.
 
     Args:
         items: each item with its path.
@@ -169,7 +169,7 @@ class CompactionStream(ResponseStream):
 
 
 class CompactionDocument(ResponseDocument):
-    """A response that consists of a summary, not as a stream."""
+    """A non-streaming response that consists of a summary."""
 
     def __init__(self, settings: ResponseSettings, summaries: Summaries) -> None:
         super().__init__(settings)
@@ -228,7 +228,7 @@ class CompactingStream(ResponseStream):
 
 
 class CompactingDocument(ResponseDocument):
-    """A response that begins with a summary if its prompt has become too long, not as a stream."""
+    """A non-streaming response that begins with a summary if its prompt has become too long."""
 
     def __init__(self, settings: ResponseSettings, summaries: Summaries, summarizing: Summarizing) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""OpenAI's conversations: the bodies of their routes, and what is stored of them.
+"""OpenAI's conversations: the bodies of their routes, and their stored form.
 
 Sources: OpenAI's API reference, "Conversations"; the types of its Python client, 3.57.
 """
@@ -50,7 +50,7 @@ class _ItemsReader(InputReader):
     """Checks items for a conversation."""
 
     def check(self, items: Sequence[Any]) -> None:
-        """Check items as those of a request's input.
+        """Check items in the same way as a request's input.
 
         Raises:
             InvalidPayload: an item is invalid. The message contains its path.
@@ -76,7 +76,7 @@ def read_body(body: Any, *names: str) -> Mapping[str, Any]:
 
 
 def has_outputs(body: Any) -> bool:
-    """Return whether a body adds outputs, whose calls may be in the conversation."""
+    """Return whether a body adds outputs. Their calls may already be in the conversation."""
     items = body.get("items") if isinstance(body, dict) else None
     return isinstance(items, list) and any(type_of(item) in _OUTPUTS for item in items)
 
@@ -160,5 +160,5 @@ def deleted_conversation(id: str) -> DeletedConversation:
 
 
 def _in_conversation_words(text: str) -> str:
-    """Return an error message or a field name with the name of the field here."""
+    """Return an error message or field name with `items` in place of `input`."""
     return text.replace("input[]", "items[]")

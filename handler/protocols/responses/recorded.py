@@ -21,7 +21,7 @@ CALLS: Mapping[str, str] = {
     "shell_call": "shell",
     "tool_search_call": "tool_search",
 }
-"""Maps the types of calls whose output is another item to the names of their functions."""
+"""Maps types of calls to names of functions, for calls whose output is a separate item."""
 
 OUTPUTS: Mapping[str, str] = {
     "apply_patch_call_output": "apply_patch_call",
@@ -42,13 +42,13 @@ HOSTED: Mapping[str, str] = {
     "mcp_list_tools": "mcp_list_tools",
     "web_search_call": "web_search",
 }
-"""Maps the types of calls that contain their results to the names of their functions."""
+"""Maps types of calls to names of functions, for calls that contain their results."""
 
 REFUSED: Mapping[str, str] = {
     "additional_tools": "send all tools in 'tools'",
     "configuration_update": "send 'reasoning' and 'text' in the request",
 }
-"""Maps the types of items that change how the model responds, and so cannot be read as history, to what to send."""
+"""Maps types of items that change how the model responds to their replacements. They cannot be read as history."""
 
 TYPES = (*CALLS, *OUTPUTS, *HOSTED)
 
@@ -59,7 +59,7 @@ _IMAGE = "(An image, which is not part of the conversation.)"
 
 
 class RecordedCall(NamedTuple):
-    """A call of a hosted tool as that of a function.
+    """A call of a hosted tool, read as a function call.
 
     Attributes:
         id: id of the call, or "" if the item has none.
@@ -76,7 +76,7 @@ def read_call(item: Mapping[str, Any]) -> RecordedCall:
     """Read a call."""
     kind = item["type"]
     arguments = {name: value for name, value in item.items() if name not in (*_OF_ITEM, *_RESULTS)}
-    if "arguments" in arguments:  # a search of tools, and calls of MCP servers
+    if "arguments" in arguments:  # tool searches and MCP calls
         arguments |= _object(arguments.pop("arguments"))
     id = next((item[name] for name in ("call_id", "id") if isinstance(item.get(name), str)), "")
     if kind in CALLS:
@@ -106,7 +106,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text(results: Mapping[str, Any]) -> str:
-    """Return results as text, without the name of the only one."""
+    """Return results as text. If there is only one, its name is omitted."""
     values = [*results.values()]
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]

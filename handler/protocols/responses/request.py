@@ -349,7 +349,7 @@ class InputReader(TurnsReader):
         return not self.compacts and has_replaceable([*self.history, *self.items])
 
     def user_messages(self) -> list[Any]:
-        """Return the items of the conversation that are messages of users."""
+        """Return the user messages of the conversation."""
         items = [*self.history, *self.items]
         return [item for item in items if type_of(item) == "message" and item["role"] == "user"]
 
@@ -398,7 +398,7 @@ class InputReader(TurnsReader):
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _recorded(self, item: Mapping[str, Any], kind: str, at: str) -> None:
-        """Read a call of a tool that another server hosts, or its output, as those of a function."""
+        """Read a call of a tool that another server hosts, or its output, as a function call or its output."""
         if kind in recorded.OUTPUTS:
             ids, text = recorded.read_output(item)
             latest = [id for id, call_kind in self._calls.items() if call_kind == recorded.OUTPUTS[kind]][-1:]
@@ -433,7 +433,7 @@ class InputReader(TurnsReader):
 
 
 def _is_skipped(item: Mapping[str, Any]) -> bool:
-    """Return whether a stored item is no part of the prompt: a request for a summary, or a call that was cut off."""
+    """Return whether a stored item is not part of the prompt: a request for a summary, or a truncated call."""
     if item["type"] in ("function_call", "custom_tool_call"):
         return bool(item.get("status") == "incomplete")
     return bool(item["type"] == TRIGGER)
@@ -722,7 +722,7 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     _check_conversation(body)
     state = request_context.recalled.state
     if state == "in_conversation":
-        raise previous.refused("this response is part of a conversation; continue it by 'conversation'")
+        raise previous.refused("this response is part of a conversation; continue it with 'conversation'")
     if state == "missing":
         raise NotKept(
             f"{previous}: no such response is stored: it expired, was deleted, or was never stored", STORED_FIELDS[1]
@@ -917,7 +917,7 @@ class OpenAiResponses(OpenAiDialect):
         Args:
             repeated: the fields of the request that the response repeats.
             keeping: the object that stores the response, or None if it is not stored.
-            summarizing: has a conversation summarized that has become too long, or None if this is not requested.
+            summarizing: summarizes a conversation that has become too long, or None if this is not requested.
         """
         chat, reader = translated.chat, translated.input
         head: ResponseStart = {
@@ -984,7 +984,7 @@ def _translate(body: Mapping[str, Any], context: ServerContext, request_context:
         "parallel_tool_calls": body.get("parallel_tool_calls"),
     }
     if reader.compacts:
-        fields["text"] = None  # a format of the client's is not that of the summary
+        fields["text"] = None  # the client's format is for the response, not for the summary
     try:
         chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
         if reader.compacts and body.get("max_output_tokens") is None:
@@ -997,7 +997,7 @@ def _translate(body: Mapping[str, Any], context: ServerContext, request_context:
 
 
 def _check_names(body: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter if a body has the name of a chat's field instead of its own."""
+    """Raise InvalidParameter if a body uses a field name of the chat API instead of its own."""
     for name, own in _RENAMED.items():
         if body.get(name) is not None:
             raise InvalidParameter(f"{name}: is not supported: use {own}")
@@ -1010,7 +1010,7 @@ def _summarizing(
     context: ServerContext,
     request_context: RequestContext,
 ) -> Summarizing:
-    """Return what has the conversation summarized if its prompt exceeds a threshold.
+    """Return the object that summarizes the conversation if its prompt exceeds a threshold.
 
     Args:
         reader: reader that has read the input of the body.

@@ -133,7 +133,7 @@ class Items:
         return events
 
     def summarizing(self, id: str) -> list[OpenAiResponseEvent]:
-        """Return the events that the model begins to write a summary, which is the first item and has no parts."""
+        """Return the events for the beginning of a summary, which is the first item and has no parts."""
         empty: CompactionItem = {"id": id, "type": "compaction", "encrypted_content": ""}
         added = self._summary_event("response.output_item.added", empty)
         compacting: CompactingEvent = {
@@ -145,7 +145,7 @@ class Items:
         return [added, compacting]
 
     def summarized(self, item: CompactionItem) -> ItemEvent:
-        """Return the event that the summary is complete."""
+        """Return the event for a complete summary."""
         return self._summary_event("response.output_item.done", item)
 
     def _summary_event(self, type: ItemState, item: CompactionItem) -> ItemEvent:
@@ -287,7 +287,7 @@ NUM_STATES = 3
 """The number of events in a stream that contain the response object."""
 
 NUM_QUEUED = 2
-"""The number of events of a background response before it starts, which the reply does not write."""
+"""The number of events before a background response starts. The reply does not write them."""
 
 
 class ResponseSettings(NamedTuple):

@@ -1,1 +1,1 @@
-"""Background responses of the Responses API: their tables, and those that run on this server."""
+"""Background responses of the Responses API: their tables, and the ones that are running on this server."""

@@ -1,7 +1,7 @@
 """The background responses that run on this server. Each one is an ordinary request whose host is a `BackgroundRun`.
 
-Events are shown to readers only after they have been written, so that no reader sees an event that a later one lacks.
-All events that wait are written together, at most once per `_FLUSH_SECONDS`.
+Events are shown to readers only after they have been written, so that later readers see the same events. All pending
+events are written together, at most once per `_FLUSH_SECONDS`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from handler.serving.stored_responses import InProgress, ResponseStore
 
 log = logging.getLogger("handler")
 
-_FLUSH_SECONDS = 0.05  # between two writes of events
-_LOOK_SECONDS = 1.0  # between two searches for responses that another server has cancelled or deleted
+_FLUSH_SECONDS = 0.05  # seconds between two writes of events
+_LOOK_SECONDS = 1.0  # seconds between two searches for responses that another server has cancelled or deleted
 _WINDOW = 1 << 16  # bytes of the latest events that are kept in memory for readers
-_RETRY_SECONDS = 5.0  # after which a client whose responses are too many may retry
+_RETRY_SECONDS = 5.0  # seconds until a client with too many responses may retry
 
 
 class RunState(IntEnum):
@@ -39,7 +39,7 @@ class RunState(IntEnum):
 
     Attributes:
         OPENING: the response is being written as queued.
-        RUNNING: the request runs.
+        RUNNING: the request is running.
         ENDING: the final state is known, and is being written.
         ENDED: the final state is written, or the response is not stored any more.
     """
@@ -54,7 +54,7 @@ class EventLog:
     """The events of a running response.
 
     Attributes:
-        pending: events that are not written yet.
+        pending: events that have not been written yet.
         written: number of events that have been written.
         size: bytes of the events in memory.
     """
@@ -67,12 +67,12 @@ class EventLog:
         self._latest_size = self.size
 
     def add(self, events: Sequence[bytes]) -> None:
-        """Add events that are not written yet."""
+        """Add events that have not been written yet."""
         self.pending += events
         self.size += sum(map(len, events))
 
     def drop_pending(self) -> None:
-        """Forget the events that are not written yet."""
+        """Forget the events that have not been written yet."""
         self.pending.clear()
         self.size = self._latest_size
 
@@ -94,11 +94,11 @@ class EventLog:
 
 
 class BackgroundRun:
-    """A background response that runs on this server, from its creation until its final state is written.
+    """A background response that is running on this server, from its creation until its final state is written.
 
     Args:
         task: the request, which the run closes.
-        changed: called when there is something to write.
+        changed: called when there is data to write.
 
     Attributes:
         log: its events.
@@ -117,7 +117,7 @@ class BackgroundRun:
         self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
         self._task, self._config, self._changed = task, config, changed
         self.in_store: InProgress | None = None
-        self._begins = False  # whether it is in progress, which is not written yet
+        self._begins = False  # whether the response is in progress, and this has not been written yet
         self._num_bytes = 0
         self._last: Sequence[bytes] = ()  # the final event, if there is one
 
@@ -142,7 +142,7 @@ class BackgroundRun:
         """Take the events that the request has produced. The driver calls this in its step."""
         if self.state is not RunState.RUNNING:
             return
-        if task.error is not None:  # before the request began, so there are no events
+        if task.error is not None:  # the request has not begun, so there are no events
             self.fail(task.error.message)
         elif data := task.take():
             self._add(data)
@@ -169,7 +169,7 @@ class BackgroundRun:
         self._changed()
 
     def _check_size(self) -> None:
-        """Let the request fail if its events need too much memory or too much room."""
+        """Fail the request if its events need too much memory or too much room."""
         limit = self._config.background_max_bytes
         error: ServingError | None = None
         if self._num_bytes > limit:
@@ -180,7 +180,7 @@ class BackgroundRun:
             except Overloaded as overloaded:
                 error = overloaded
         if error is not None and self.state is RunState.RUNNING:
-            self._num_bytes = -limit  # there is room for the end
+            self._num_bytes = -limit  # this leaves room for the last event
             asyncio.get_running_loop().call_soon(self._task.fail, error)
 
     def _expire(self) -> None:
@@ -208,14 +208,14 @@ class BackgroundRun:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def new_events(self) -> NewEvents:
-        """Return what has to be written of a response that has not ended."""
+        """Return the new events of a response that has not ended."""
         head = None
         if self._begins:
             head = {name: value for name, value in self.response.items() if name != "output"}
         return NewEvents(self.id, self.log.written, [*self.log.pending], head)
 
     def note_written(self, new: NewEvents) -> None:
-        """Record that new events have been written, and let the readers read them."""
+        """Record that new events have been written, and wake the readers."""
         self.log.note_written(len(new.events))
         self._begins &= new.head is None
         self.wake_readers()
@@ -223,8 +223,8 @@ class BackgroundRun:
     async def write_end(self, store: ResponseStore) -> bool:
         """Write the final state. Return whether this has succeeded.
 
-        A response that cannot be stored fails. If even this cannot be written, for example because the disk is full,
-        it is tried again later.
+        A response that cannot be stored fails. If this state cannot be written either, for example because the disk is
+        full, the write is retried later.
         """
         response, is_failure = self.response, not self._last
         try:
@@ -257,7 +257,7 @@ class BackgroundRun:
         self.log.note_written(len(events))
 
     def finish(self) -> None:
-        """Close the request, and tell everyone who waits that the response has ended."""
+        """Close the request, and notify everyone who is waiting for the end of the response."""
         self.state = RunState.ENDED
         self._task.close()
         if not self.ended.done():
@@ -287,15 +287,16 @@ class BackgroundRuns:
         self._writing: asyncio.Task[None] | None = None
 
     def find(self, owner: str, id: str) -> BackgroundRun | None:
-        """Return an owner's response that runs on this server, or None."""
+        """Return an owner's response that is running on this server, or None."""
         run = self._runs.get(id)
         return run if run is not None and run.owner == owner else None
 
     async def start(self, task: RequestTask) -> BackgroundRun:
-        """Store a response as queued, and run its request. From then on the run closes the task.
+        """Store a response as queued, and run its request. The run then owns the task, and closes it.
 
         Raises:
-            ServingError: the response cannot be stored, or the owner has too many of them. The caller keeps the task.
+            ServingError: the response cannot be stored, or the owner has too many of them. The caller still owns
+                the task.
         """
         detached = None if task.parsed is None else task.parsed.detached
         assert detached is not None, "the request asks for it"
@@ -345,12 +346,12 @@ class BackgroundRuns:
         self._changed.set()
 
     def close(self) -> None:
-        """Stop writing. What still runs has failed when the server starts again."""
+        """Stop writing. Responses that are still running will have failed when the server starts again."""
         if self._writing is not None:
             self._writing.cancel()
 
     async def _write(self) -> None:
-        """Write what has changed until no response is running."""
+        """Write changes until no response is running."""
         looked_at = time.monotonic()
         while self._runs:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -385,7 +386,7 @@ class BackgroundRuns:
 
     async def _end(self, run: BackgroundRun) -> None:
         if not await run.write_end(self.store):
-            return  # it is tried again after `_LOOK_SECONDS`
+            return  # retried after `_LOOK_SECONDS`
         del self._runs[run.id]
         self._release(run.owner)
         self.store.end(run.id)

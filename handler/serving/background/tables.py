@@ -1,4 +1,4 @@
-"""The tables of background responses: where each one runs, and its events.
+"""The tables of background responses: the server of each one, and its events.
 
 A response is in the table of all stored responses from the time it is queued. Its row here names the server that runs
 it, until its final state is written. Each server locks a file. If the file of a server is not locked, its process has
@@ -32,9 +32,9 @@ log = logging.getLogger("handler")
 
 LEAST_SECONDS = 600.0
 """Seconds for which the final state of a background response with `store=false` can be polled."""
-_MARGIN = 60.0  # seconds after the time limit of a response until its row may expire
-_CHUNK = 1 << 17  # bytes of events in a row, after the response has ended
-_MAX_FAILED = 100  # maximum number of responses of a server that has ended which a transaction ends
+_MARGIN = 60.0  # seconds from the time limit of a response until its row may expire
+_CHUNK = 1 << 17  # maximum bytes of events in a row once the response has ended
+_MAX_FAILED = 100  # maximum number of an ended server's responses that a transaction ends
 _MAX_FAILED_BYTES = 1 << 22  # bytes of such responses after which a transaction ends no more
 _STOPPED = "the server stopped before the response was complete"
 IN_PROGRESS = 2
@@ -135,7 +135,7 @@ class BackgroundTables:
                 self._add_events(queued.id, 0, detached.events)
 
     def append(self, events: Sequence[NewEvents]) -> set[str]:
-        """Append events of running responses, and return the ids of those that run no longer.
+        """Append events of running responses, and return the ids of those that are no longer running.
 
         Their final state has been written, or they have been deleted, by another server.
         """
@@ -163,7 +163,7 @@ class BackgroundTables:
         *,
         needs_room: bool = True,
     ) -> bool:
-        """Write the final state of a response with its last events. Return False if it runs here no longer.
+        """Write the final state of a response with its last events. Return False if it is no longer running here.
 
         Args:
             events: the events that have not been written yet.
@@ -191,7 +191,7 @@ class BackgroundTables:
         return True
 
     def _append_to_conversation(self, owner: str, detached: Detached, output: Sequence[KeptItem]) -> None:
-        """Append the items of a response to its conversation, if it has one that has not been deleted meanwhile."""
+        """Append the items of a response to its conversation, if it has one that has not been deleted."""
         id = detached.queued.previous
         if id.startswith(CONVERSATION):
             with contextlib.suppress(NotKept):
@@ -212,7 +212,7 @@ class BackgroundTables:
         self._database.execute(f"UPDATE {_ALL} SET size = size + ? WHERE id = ?", (len(row[3]), id))
 
     def _pack(self, id: str, last: Sequence[bytes]) -> int:
-        """Replace the events of a response by fewer rows, with its last events, and return their size in bytes."""
+        """Replace the events of a response with fewer rows, add its last events, and return the total size in bytes."""
         rows = self._database.execute("SELECT data FROM events WHERE response = ? ORDER BY first", (id,)).fetchall()
         events = [*split_events(b"".join(map(_unpacked, rows))).events, *last]
         self._database.execute("DELETE FROM events WHERE response = ?", (id,))
@@ -241,7 +241,7 @@ class BackgroundTables:
 
         Args:
             first: number of the first event.
-            limit: bytes after which no further event is read.
+            limit: number of bytes after which reading stops.
         """
         with self._responses.reading():
             query = f"SELECT server FROM runs JOIN {_ALL} ON id = response WHERE id = ? AND owner = ? AND expires > ?"
@@ -259,7 +259,7 @@ class BackgroundTables:
         return EventPage(events, ended=not row[0])
 
     def cancel(self, owner: str, id: str) -> bool:
-        """Cancel a response that another server runs, which finds this out itself. Return whether it was running."""
+        """Cancel a response that is running on another server, which will detect it. Return whether it was running."""
         with self._responses.writing() as database:
             query = f"SELECT head FROM {_ALL} JOIN runs ON response = id WHERE id = ? AND owner = ? AND server != ''"
             row = database.execute(query, (id, owner)).fetchone()
@@ -279,7 +279,7 @@ class BackgroundTables:
         self._end(id, head, response["status"], size)
 
     def recover(self) -> bool:
-        """End some responses of servers whose processes have ended. They failed. Return whether there may be more."""
+        """Fail some responses of servers whose processes have ended. Return whether there may be more."""
         rows = self._database.execute("SELECT DISTINCT server FROM runs WHERE server NOT IN ('', ?)", (self.server,))
         ended = [
             server
@@ -294,7 +294,7 @@ class BackgroundTables:
         return False
 
     def _fail_some(self, server: str) -> bool:
-        """Let some responses of a server fail. Return whether there may be more."""
+        """Fail some responses of a server. Return whether there may be more."""
         with self._responses.writing() as database:
             query = f"SELECT id, head, size FROM {_ALL} JOIN runs ON response = id WHERE server = ? LIMIT ?"
             rows, size = database.execute(query, (server, _MAX_FAILED)).fetchall(), 0

@@ -88,7 +88,7 @@ in seconds after the end of the batch.
 """
 
 _OF_KINDS = f"kind IN ({', '.join('?' * len(_KINDS))})"
-"""SQL condition that selects batches. Its parameters are the keys of `_KINDS`."""
+"""SQL condition that selects batches, with the keys of `_KINDS` as parameters."""
 
 _GONE = b'{"id": "", "status": "gone"}'  # document of a batch that is missing
 

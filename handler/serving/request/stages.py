@@ -203,7 +203,7 @@ class MediaLoading:
 def _among(loaded: SharedMedia, sources: Sequence[MediaSource]) -> Sequence[Medium] | None:
     """Return the media of some sources if they were loaded for another prompt in the same order, otherwise None.
 
-    That prompt may have further media between them, and other names for the fields.
+    That prompt may have other media between them, and other names for the fields.
     """
     for earlier, media in loaded:
         remaining = iter(zip(earlier, media, strict=True))

@@ -355,12 +355,12 @@ class RequestTask(Life):
             self.refuse(serving_error(error))
 
     async def _follow_up(self, follow_up: Callable[[], Request | None]) -> None:
-        """Encode and submit the next request of a reply that is not finished. Run this by `begin`."""
+        """Encode and submit the next request of an unfinished reply. Run this with `begin`."""
         size, owner = self.memory.body, self._head.owner
         try:
             request = await self._admission.process(size, follow_up, owner)
             if request is None:
-                raise InternalError("the reply is not finished, but no request follows")
+                raise InternalError("the reply is not finished, but has no further request")
             encoding = Encoding(request, size, owner, self.hold, None, self._loaded)
             for work in self._admission.plan.encode:
                 if (waiting := work(encoding)) is not None:
@@ -472,7 +472,7 @@ class RequestTask(Life):
         self._driver.notify(self)
 
     def _begin_follow_up(self, follow_up: Callable[[], Request | None]) -> None:
-        """Start the next request of the reply outside of this step of the driver."""
+        """Start the next request of the reply after this step of the driver."""
         assert self.parsed is not None, "only a parsed request has a reply"
         self.parsed = self.parsed._replace(follow_up=None)
 
@@ -569,7 +569,7 @@ class RequestTask(Life):
             return writing.add_done_callback(functools.partial(self._finish_writing, delta))
         try:
             data = reply.feed(index, delta)
-        except Exception:  # the client must not wait for an end that never comes
+        except Exception:  # otherwise the client would wait forever
             log.exception("a bug in the server: the error of a stream could not be encoded")
             data = b""
         self._put_failure(data, delta.error)

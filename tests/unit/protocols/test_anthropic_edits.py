@@ -268,8 +268,8 @@ def test_a_stream_says_what_was_removed_at_its_end() -> None:
         ([{"type": TOOL_USES, "keep": tokens(1)}], "'keep' must be an object with 'type': 'tool_uses'"),
         ([{"type": TOOL_USES, "keep": uses(-1)}], "keep.value=-1: must be an integer from 0"),
         ([{"type": TOOL_USES, "clear_at_least": uses(1)}], "'clear_at_least' must be an object with 'type': 'input_"),
-        ([{"type": TOOL_USES, "exclude_tools": "a"}], 'exclude_tools="a": must be a list of names'),
-        ([{"type": TOOL_USES, "clear_tool_inputs": [1]}], "clear_tool_inputs=[1]: must be a list of names"),
+        ([{"type": TOOL_USES, "exclude_tools": "a"}], 'exclude_tools="a": must be a list of tool names'),
+        ([{"type": TOOL_USES, "clear_tool_inputs": [1]}], "clear_tool_inputs=[1]: must be a list of tool names"),
         ([{"type": TOOL_USES, "kept": 1}], "has an unknown name 'kept'; the names are type, trigger, keep, "),
     ],
 )

@@ -599,7 +599,7 @@ def test_harmony_and_engines_without_labels_are_refused() -> None:
         request_of(NOUL, context=ServerContext("grpc", no_labels="no"))
     by_url = {"base_url": ("http://x/v1",), "base_url_kind": "lmi"}
     able = capabilities(EngineConfig(Config(engine_options=by_url)))
-    with pytest.raises(InvalidPayload, match=r"a server of the kind lmi .* it decides itself, so send them there"):
+    with pytest.raises(InvalidPayload, match=r"a server of the kind lmi .* send decisions to that server itself"):
         request_of(NOUL, context=ServerContext("openai", no_labels=able.no_labels))
     with pytest.raises(InvalidPayload, match="'questions': the model has no chat template"):
         request_of(NOUL, context=ServerContext("openvino", vocabulary=Vocabulary([b"a"])))
