@@ -260,8 +260,10 @@ class Conversations:
         return [item for (item,) in self._database.execute(query, (number,))]
 
     def latest_item(self, owner: str, item_id: str) -> tuple[int, int] | None:
-        """Find the item with an id in the newest of the owner's conversations that contain this id. Return the number of its
-        row and its size in bytes, or None.
+        """Find the item with an id in the newest of the owner's conversations that contain this id.
+
+        Returns:
+            The number of its row and its size in bytes, or None without such an item.
         """
         query = (
             "SELECT one.rowid, length(item) FROM conversation_items AS one JOIN conversations ON number = conversation "

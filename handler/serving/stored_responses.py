@@ -393,7 +393,7 @@ class ResponseDatabase:
             "WHERE items.id = ? AND owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
         )
         if row := self._database.execute(query, (id, owner, kind, self._clock())).fetchone():
-            return _ItemRow("SELECT item FROM items WHERE rowid = ?", *row[:2], row[2:])
+            return _ItemRow("SELECT item FROM items WHERE rowid = ?", row[0], row[1], row[2:])
         row = self.conversations.latest_item(owner, id) if kind == "response" else None
         return None if row is None else _ItemRow("SELECT item FROM conversation_items WHERE rowid = ?", *row)
 

@@ -11,7 +11,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
-from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing
+from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.registry import ROUTES
@@ -122,7 +122,11 @@ def test_a_prompt_is_summarized_again_if_its_response_does_not_fit() -> None:
 
     for num_tokens, due in ((890, False), (891, True)):
         summarizing = Summarizing(
-            1, lambda: 1000, lambda: (request, ResponseForm()), lambda _: request._replace(messages=()), "So far."
+            1,
+            lambda: 1000,
+            lambda: SummaryRequest(request, ResponseForm()),
+            lambda _: request._replace(messages=()),
+            "So far.",
         )
         sampling = request.sampling._replace(max_new_tokens=num_tokens)
         summarizing.edit(request._replace(sampling=sampling), render)
