@@ -149,7 +149,8 @@ def test_an_answer_may_end_at_one_of_several_ids_without_naming_it() -> None:
 
 def test_alternatives_to_the_prompt_that_are_missing_are_an_error() -> None:
     entries = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
-    for prompt, rows in ((entries, [None, []]), (entries[:2], [None, [], []])):
+    cases: list[tuple[list[Any], list[Any]]] = [(entries, [None, []]), (entries[:2], [None, [], []])]
+    for prompt, rows in cases:
         meta = {"input_token_logprobs": prompt, "input_top_logprobs": rows, "output_token_logprobs": [[-1.0, 5, None]]}
         with listening() as server, engine(server) as found:
             server.scripts = [(token(5, count=1, **meta), DONE)] * 3
