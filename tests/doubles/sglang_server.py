@@ -102,6 +102,8 @@ class SglangServer:
         stream_interval: its --stream-interval.
         reasons: whether its grammars wait for the end of a thought, id 4, as with --reasoning-parser before 0.5.
         grammar: whether it has a grammar back end.
+        context, pool: tokens of its context, and of its KV cache.
+        truncates: whether it was started with --allow-auto-truncate.
         name: its --served-model-name.
         adapters: what each loaded LoRA adapter adds to the ids of a response.
         model_info: the whole body of /model_info, unless it is `...`.
@@ -132,6 +134,8 @@ class SglangServer:
         self.model_info: Any = ...
         self.info: dict[str, Any] = {}
         self.context = 64
+        self.pool = 1 << 20
+        self.truncates = False
         self.name = "served"
         self.adapters = {"german": 100}
         self.pace = 0.0
@@ -220,7 +224,12 @@ class SglangServer:
         info = {"version": self.version, name: self.incremental, "internal_states": [{"max_total_num_tokens": 4096}]}
         if self.number >= _OLDEST_SEEDS:
             info["enable_deterministic_inference"] = self.deterministic
-        return {**info, "disaggregation_mode": "null", **self.info}
+        return {**info, "disaggregation_mode": "null", "max_req_input_len": self.most - 5, **self.info}
+
+    @property
+    def most(self) -> int:
+        """Of managers/tp_worker.py: max_req_len."""
+        return min(self.context, self.pool) - 1
 
     # -- /generate -------------------------------------------------------------------------------------------------
 
@@ -306,7 +315,7 @@ class SglangServer:
             name: DEFAULTS.get(name) if value is None else value for name, value in {**DEFAULTS, **given}.items()
         }
         _verify(parameters)
-        if len(body["input_ids"]) >= self.context:
+        if len(body["input_ids"]) >= self.context and not self.truncates:
             count = len(body["input_ids"])
             raise Refusal(
                 f"The input ({count} tokens) is longer than the model's context length ({self.context} tokens)."
@@ -335,6 +344,10 @@ class SglangServer:
         try:
             if any(state.parameters[name] for name in _GRAMMARS) and not self.grammar:
                 return self._end(state, "Grammar-based generation is not supported with --grammar-backend none", 400)
+            if len(state.body["input_ids"]) >= self.most - 5:
+                if not self.truncates:
+                    return self._end(state, "Input length exceeds the maximum allowed length", 400)
+                state.body["input_ids"] = state.body["input_ids"][: self.most - 5]
             if len(self.running) >= self.max_running:
                 if len(self._waiting) >= self.max_queued:
                     return self._end(state, "The request queue is full.", 503)
@@ -383,7 +396,7 @@ class SglangServer:
         seed = parameters.get("sampling_seed")
         draw = random.Random((42 if seed is None else seed) if self.deterministic else None)
         greedy = self.certain or parameters["temperature"] < 1e-6 or parameters["top_k"] == 1
-        most = min(parameters["max_new_tokens"], self.context - 1 - len(state.body["input_ids"]))
+        most = min(parameters["max_new_tokens"], self.most - 1 - len(state.body["input_ids"]))
         for index in range(max(most, 1)):
             id = prompt[index % len(prompt)] if greedy else draw.choice(prompt)
             if id in forbidden or (id in ends and index < parameters["min_new_tokens"]):

@@ -153,10 +153,13 @@ class SglangEngine(UrlEngine):
 
     async def models(self, url: str) -> list[HttpModel]:
         models, root = await self._client.models(url, adapters=True), native(url)
-        model = await self._client.document(f"{root}/model_info", f"{root}/get_model_info")
-        server = await self._client.document(f"{root}/server_info", f"{root}/get_server_info")
-        self._reports[url] = SglangServer.read(model, server)
-        return models
+        model_info = await self._client.document(f"{root}/model_info", f"{root}/get_model_info")
+        server_info = await self._client.document(f"{root}/server_info", f"{root}/get_server_info")
+        report = self._reports[url] = SglangServer.read(model_info, server_info)
+        if report.max_tokens is None:
+            return models
+        most = report.max_tokens
+        return [model._replace(max_tokens=min(model.max_tokens or most, most)) for model in models]
 
     @property
     def model_name(self) -> str:

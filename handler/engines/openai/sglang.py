@@ -104,12 +104,16 @@ class SglangServer(NamedTuple):
         deterministic: whether it was started with --enable-deterministic-inference. Otherwise it ignores seeds.
         salts: whether its version separates the prefix cache by `extra_key`.
         preferred: names of the parameters for which --preferred-sampling-params sets defaults.
+        max_tokens: limit for the prompt and the response together; None if not reported. SGLang silently shortens
+            responses that exceed the context or the KV cache by a few tokens, and with --allow-auto-truncate prompts
+            too. This limit, which it reports for prompts, is smaller by 4 than the one for all tokens.
     """
 
     knows_seeds: bool = False
     deterministic: bool = False
     salts: bool = False
     preferred: tuple[str, ...] = ()
+    max_tokens: int | None = None
 
     @classmethod
     def read(cls, model: Any, server: Any) -> SglangServer:
@@ -135,6 +139,7 @@ class SglangServer(NamedTuple):
                 bool(deterministic),
                 version is not None and tuple(map(int, version.groups())) >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
+                None if (limit := server.get("max_req_input_len")) is None else max(int(limit), 1),
             )
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise Failed("does not report its settings", f"its /server_info cannot be read: {error!r}") from None

@@ -61,6 +61,7 @@ def engine(
         **options,
     }
     found = load(EngineConfig(Config(engine_options=given), model=model))
+    assert isinstance(found, UrlEngine)
     try:
         with mock.patch("handler.engines.remote.engine._PAUSE", 0.01):
             yield found

@@ -69,7 +69,7 @@ def outputs(found: SglangEngine, sampling: Sampling, ids: Sequence[int] = PROMPT
 @in_one_test("settings", VERSIONS.values(), ids=VERSIONS)
 def test_every_version_sends_all_tokens_once(settings: dict[str, Any]) -> None:
     with listening(**settings) as server, engine(server) as found:
-        assert found.info.max_total_tokens == server.context
+        assert found.info.max_total_tokens == server.context - 6
         for key in range(1, 4):
             assert ask(found, key=key) == WHOLE
         assert ask(found, ids=[5, 2, 9], key=9) == ([5, 2], Finish.EOS, "")
@@ -149,7 +149,8 @@ def test_an_answer_may_end_at_one_of_several_ids_without_naming_it() -> None:
 
 def test_alternatives_to_the_prompt_that_are_missing_are_an_error() -> None:
     entries = [[None, 5, None], [-1.0, 6, None], [-1.0, 7, None]]
-    for prompt, rows in ((entries, [None, []]), (entries[:2], [None, [], []])):
+    cases: list[tuple[list[Any], list[Any]]] = [(entries, [None, []]), (entries[:2], [None, [], []])]
+    for prompt, rows in cases:
         meta = {"input_token_logprobs": prompt, "input_top_logprobs": rows, "output_token_logprobs": [[-1.0, 5, None]]}
         with listening() as server, engine(server) as found:
             server.scripts = [(token(5, count=1, **meta), DONE)] * 3
@@ -249,6 +250,17 @@ def test_structured_output_is_tested_first() -> None:
         assert "--grammar-backend none" in ask(found, CHOICE, key=4).error
 
 
+@in_one_test("pool", [1000, 32])
+def test_no_prompt_or_response_is_cut(pool: int) -> None:
+    with listening(pool=pool, truncates=True) as server, engine(server) as found:
+        most = found.info.max_total_tokens
+        for key, count in enumerate((1, most - 5, most - 1), 1):
+            result = ask(found, SAMPLING._replace(max_new_tokens=most - count), ids=[5] * count, key=key)
+            assert result == ([5] * (most - count), Finish.LENGTH, "")
+    with listening(info={"max_req_input_len": None}) as server, engine(server) as found:
+        assert found.info.max_total_tokens == server.context
+
+
 # -- labels and adapters -----------------------------------------------------------------------------------------------
 
 
@@ -292,7 +304,7 @@ def test_labels_that_the_server_left_out_are_an_error() -> None:
 
 def test_an_adapter_of_the_server_is_chosen_by_its_name() -> None:
     with listening() as server, engine(server, base_url_model="german") as found:
-        assert found.info.max_total_tokens == server.context
+        assert found.info.max_total_tokens == server.context - 6
         assert ask(found).ids == [105, 106, 107, 105, 106, 107]
         server.adapters = {}
         assert ask(found, key=2).error == "the sglang server serves another model"
