@@ -13,6 +13,7 @@ import json
 import math
 import random
 import re
+import socket
 import threading
 import zlib
 from collections import Counter
@@ -90,7 +91,7 @@ class LlamaServer:
         self.left = threading.Semaphore(0)
         self.ruled = True
         self.port = 0
-        self.num_connections = 0
+        self._writers: set[asyncio.StreamWriter] = set()
         self._freed = asyncio.Condition()
 
     @property
@@ -101,12 +102,21 @@ class LlamaServer:
     def num_busy(self) -> int:
         return sum(slot.is_processing for slot in self.slots)
 
+    def restart(self, name: str) -> None:
+        """Close all connections, and serve a model of this name."""
+        self.name = name
+        for writer in [*self._writers]:
+            writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
     # -- HTTP ------------------------------------------------------------------------------------------------------
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
+        self._writers.add(writer)
         gone = (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError)
-        with contextlib.suppress(*gone), contextlib.closing(writer):
+        with contextlib.ExitStack() as leaving:
+            leaving.enter_context(contextlib.suppress(*gone))
+            leaving.callback(writer.close)
+            leaving.callback(self._writers.discard, writer)
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 first, *lines = head.strip().split("\r\n")

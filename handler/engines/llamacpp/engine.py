@@ -103,6 +103,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
+        # Number of connections of the client when it last asked a server for its model, by address.
+        self._num_connections: dict[str, int] = {}
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
@@ -117,6 +119,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         Raises:
             Failed: the server has no model yet, or does not describe it.
         """
+        self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
         model = _described(name, await self._client.get(f"{_root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
@@ -170,6 +173,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
         async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+            await self._check_connection(server)
             async for batch in events:
                 for event in batch:
                     if running.ended:
@@ -204,7 +208,9 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        tokens = read_completion(await self._client.post(f"{_root(server.url)}/completion", body))
+        data = await self._client.post(f"{_root(server.url)}/completion", body)
+        await self._check_connection(server)
+        tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
         if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
@@ -239,9 +245,23 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
         return await asyncio.shield(self._pieces)
 
+    async def _check_connection(self, server: RemoteServer) -> None:
+        """Ask a server for its model after each new connection, because it may have been restarted with another model.
+
+        llama-server ignores the name of the model in a request.
+
+        Raises:
+            Failed: the server serves another model.
+        """
+        if self._client.num_connections != self._num_connections.get(server.url):
+            server.known = False
+            await self.ask(server)
+
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
         model = await self._model_at(server.url)
+        if model.name != self._name:
+            raise Failed("serves another model", f"it serves {model.name!r}")
         self.check_max_tokens(model.max_tokens)
 
     async def disconnect(self) -> None:

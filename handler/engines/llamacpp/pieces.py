@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 MAX_MISSING = 8
-"""Maximum number of missing ids to derive from their text. There are rarely more than 3 between complete characters."""
+"""Maximum number of ids that are recovered from their text. A character rarely has more than 4 tokens."""
 _LONGEST = 4  # bytes of a character
 
 

@@ -54,6 +54,9 @@ class HttpClient:
         connect_timeout: maximum time to open a connection, in seconds.
         tls: whether a server's address begins with https. If so, certificate authorities are loaded, which takes 20 ms
             or more.
+
+    Attributes:
+        num_connections: number of connections that were opened so far.
     """
 
     def __init__(self, connect_timeout: float, *, tls: bool) -> None:
@@ -61,6 +64,7 @@ class HttpClient:
 
         from handler.engines.openai.connector import CleanConnector
 
+        self.num_connections = 0
         self._untrusted = aiohttp.ClientConnectorCertificateError
         self._unreachable = aiohttp.ClientConnectorError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -76,8 +80,19 @@ class HttpClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
-            trace_configs=[_noting_reuse()],
+            trace_configs=[_noting_reuse(), self._counting()],
         )
+
+    def _counting(self) -> Any:
+        """Return a trace that counts connections."""
+        import aiohttp
+
+        async def count(session: object, context: object, params: object) -> None:
+            self.num_connections += 1
+
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(count)
+        return trace
 
     async def close(self) -> None:
         await self._session.close()

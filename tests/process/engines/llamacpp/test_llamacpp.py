@@ -685,6 +685,26 @@ def test_what_the_server_says_of_itself(server: LlamaServer, pieces: Sequence[by
         found.close()
 
 
+def test_a_server_that_was_restarted_with_another_model_gets_no_requests(server: LlamaServer) -> None:
+    letters = tuple(id for id, piece in enumerate(server.pieces) if not piece.isascii())
+    sampling = SAMPLING._replace(bad_token_ids=letters)  # a character of several tokens may close a connection
+    with engine(None, server) as found:
+        expected = own(server, PROMPT, logit_bias=[[id, False] for id in letters])["tokens"]
+        assert ask(found, sampling).ids == expected
+        for key in range(2, 8):
+            assert ask(found, sampling, key=key).ids == expected
+        num_asked = server.asked["/props"]
+        for key in range(8, 12):
+            assert ask(found, sampling, key=key).ids == expected
+        assert server.asked["/props"] == num_asked, "kept connections need no question"
+        server.restart("another.gguf")
+        result = ask(found, sampling, key=12)
+        assert result == failed(error="the llamacpp server serves another model")
+        assert "it serves 'another.gguf'" in result.error.log
+        server.restart("tiny.gguf")
+        assert ask(found, sampling, key=13).ids == expected
+
+
 def test_the_kind_is_found_by_asking(server: LlamaServer) -> None:
     for url in (server.url, f"{server.url}/v1"):
         assert find_kind((url,)) == "llamacpp"
