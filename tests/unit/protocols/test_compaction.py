@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Delta, Finish, Request
+from handler.core.values import Delta, Extras, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
 from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest
 from handler.protocols.kernel.context import ServerContext
@@ -85,6 +85,12 @@ def above_threshold(context: ServerContext = ECHO, **more: Any) -> ParsedRequest
     return parsed._replace(requests=(asked,))
 
 
+def cached(number: int, script: list[Delta]) -> list[Delta]:
+    """A script in which the engine had some tokens of the prompt in its cache."""
+    first, *rest = script
+    return [first._replace(extras=Extras(num_cached_tokens=number)), *rest]
+
+
 def test_an_empty_summary_is_an_error_and_no_response() -> None:
     parsed = above_threshold()
     with pytest.raises(GenerationFailed, match=EMPTY):
@@ -96,7 +102,7 @@ def test_an_empty_summary_is_an_error_and_no_response() -> None:
 def test_a_response_is_not_finished_by_its_summary() -> None:
     for stream in (False, True):
         parsed = above_threshold(stream=stream)
-        feed(parsed, saying("So far."))
+        feed(parsed, cached(2, saying("So far.")))
         assert not parsed.reply.finished
         assert parsed.follow_up is not None
         after = parsed.follow_up()
@@ -104,12 +110,13 @@ def test_a_response_is_not_finished_by_its_summary() -> None:
         assert [message["content"] for message in after.messages] == [f"Hello\n{BEFORE}So far."]
         assert after.edit is None
         parsed.reply.start(1, 7)
-        text = b"".join(parsed.reply.feed(1, delta) for delta in saying("Yes.")).decode()
+        text = b"".join(parsed.reply.feed(1, delta) for delta in cached(3, saying("Yes."))).decode()
         assert parsed.reply.finished
         last = json.loads(text.rpartition("data: ")[2] if stream else text)
         response = last["response"] if stream else last
         assert [item["type"] for item in response["output"]] == ["compaction", "message"]
         assert (response["status"], response["usage"]["input_tokens"]) == ("completed", 5 + 7)
+        assert response["usage"]["input_tokens_details"]["cached_tokens"] == 2 + 3
 
 
 def test_a_prompt_is_summarized_again_if_its_response_does_not_fit() -> None:

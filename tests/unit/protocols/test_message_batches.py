@@ -51,6 +51,14 @@ def test_requests_are_cut_out_of_any_pieces(requests: list[Any], cuts: list[int]
     assert rest == {"before": '"}]{[', "after": 1}
 
 
+def test_a_request_may_be_cut_at_any_place() -> None:
+    """Between a backslash and the character that it escapes too."""
+    request = {'"}': ["\\", '\\"}]{[', {"\\\\": '"'}]}
+    body = json.dumps({"requests": [request, request]}).encode()
+    for cut in range(len(body)):
+        assert [json.loads(part) for part in split(body, [cut])[0]] == [request, request]
+
+
 @given(
     st.binary(max_size=40) | st.text('{}[]"\\,:a0', max_size=40).map(str.encode),
     st.lists(st.integers(0, 40), max_size=4),
