@@ -299,16 +299,24 @@ class BackgroundTables:
             query = f"SELECT id, head, size FROM {_ALL} JOIN runs ON response = id WHERE server = ? LIMIT ?"
             rows, size = database.execute(query, (server, _MAX_FAILED)).fetchall(), 0
             for number, (id, head, num_bytes) in enumerate(rows, 1):
-                response = with_status(load_json(head), "failed", _STOPPED)
-                query = "SELECT first + number FROM events WHERE response = ? ORDER BY first DESC LIMIT 1"
-                row = database.execute(query, (id,)).fetchone()
-                events = () if row is None else (failed_event(row[0], response),)
-                self._end_elsewhere(id, response, events)
-                log.warning("response %s failed: %s", id, _STOPPED)
+                try:
+                    stored = load_json(head)
+                except sqlite3.DatabaseError as error:  # it must not keep the others from ending
+                    log.error("response %s is deleted: %s", id, error)
+                    database.execute(f"DELETE FROM {_ALL} WHERE id = ?", (id,))
+                else:
+                    self._fail_elsewhere(id, stored)
                 size += num_bytes
                 if number == _MAX_FAILED or size > _MAX_FAILED_BYTES:
                     return True
         return False
+
+    def _fail_elsewhere(self, id: str, stored: Mapping[str, Any]) -> None:
+        response = with_status(stored, "failed", _STOPPED)
+        query = "SELECT first + number FROM events WHERE response = ? ORDER BY first DESC LIMIT 1"
+        row = self._database.execute(query, (id,)).fetchone()
+        self._end_elsewhere(id, response, () if row is None else (failed_event(row[0], response),))
+        log.warning("response %s failed: %s", id, _STOPPED)
 
 
 def _unpacked(row: tuple[bytes]) -> bytes:

@@ -25,6 +25,7 @@ from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
 from handler.serving import stored_responses
+from handler.serving.background.tables import IN_PROGRESS
 from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
@@ -698,3 +699,21 @@ def test_a_thread_goes_on_by_its_id(bench: Bench) -> None:
     more = {"thread": {"type": "continue", "previous_message_id": first["id"]}}
     second = send(bench, {**asked, **more}, "/v1/messages")
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def test_a_damaged_background_response_keeps_no_other_from_ending(tmp_path: Path) -> None:
+    """After a crash, the server starts all the same, and the damaged one is deleted."""
+    store = open_store(tmp_path)
+    keep(store, answer("damaged"), answer("good"))
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3")) as database:
+        database.execute("UPDATE answers SET failed = ?", (IN_PROGRESS,))
+        database.execute("INSERT INTO runs SELECT id, 'ended', 0 FROM answers")
+        database.execute("UPDATE answers SET head = ? WHERE id = 'damaged'", (b"{",))
+        database.commit()
+    store = open_store(tmp_path)
+    assert store.response(ANN, "damaged").result(10) is None
+    failed = store.response(ANN, "good").result(10)
+    assert failed is not None
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    store.close()
