@@ -465,7 +465,7 @@ def test_requests_beyond_the_slots_wait_here_and_are_not_silent(server: LlamaSer
             found.cancel(key)
         results = run(found, *{*keys} - {14, 15})
         assert {result.finish for result in results.values()} == {Finish.LENGTH}, results
-    assert server.num_busy == 0
+    wait_for(lambda: server.num_busy == 0, 5, "slots are busy")
 
 
 def test_crossed_clients_get_their_own_tokens_and_leave_the_slots_free(both: Both) -> None:
