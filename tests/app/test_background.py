@@ -519,6 +519,14 @@ def test_streams_that_are_silent_say_that_they_are_there(tmp_path: Path) -> None
         assert ":" not in call(server, "GET", f"{id}?stream=true").text.split("\n\n")
 
 
+def test_no_event_is_lost_after_a_silence(server: LiveServer) -> None:
+    """An event that comes when a comment is due is sent in its place."""
+    events = events_in(server.post({**LONG, "max_output_tokens": 2, "stream": True}, PATH, headers=ANN).text)
+    with mock.patch.object(background_responses, "KEEP_ALIVE", 0.0):
+        again = events_in(call(server, "GET", f"{events[0]['response']['id']}?stream=true").text)
+    assert again == events
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) -> None:
     """Its final state is shown once it is stored, so that it is the same after a crash."""

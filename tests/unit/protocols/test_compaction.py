@@ -164,6 +164,23 @@ def test_special_tokens_that_a_summary_quotes_are_text_in_later_requests() -> No
     as_text(ROUTES["/v1/messages"].parse({"max_tokens": 9, "messages": talk}, NOTATION).requests[0].messages)
 
 
+def test_below_its_threshold_a_request_has_the_response_alone() -> None:
+    management = [{"type": "compaction", "compact_threshold": 3}]
+    input = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    for stream in (False, True):
+        body = {"model": "model", "input": input, "stream": stream, "context_management": management}
+        parsed = ROUTES["/v1/responses"].parse(body, ServerContext("echo"))
+        [request] = parsed.requests
+        assert request.edit is not None
+        assert request.edit(request, lambda _: Prompt("Hello", [1, 2, 3], VOCABULARY))[0] is request
+        text = feed(parsed, saying("Yes."))
+        assert parsed.reply.finished
+        last = json.loads(text.rpartition("data: ")[2] if stream else text)
+        response = last["response"] if stream else last
+        assert [item["type"] for item in response["output"]] == ["message"]
+        assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
 def test_a_stream_whose_engine_fails_in_the_summary_has_none() -> None:
     events = feed(above_threshold(stream=True), failing(2))
     assert "response.output_item.done" not in events
