@@ -451,7 +451,14 @@ class VllmServer(_OfServicer):
 
 
 class SglangServer(_OfServicer):
+    """SGLang's server. Its servicer reports the size of the KV cache as `max_context_length`."""
+
     module, service = "sglang_scheduler", "SglangScheduler"
+    usual_model: ClassVar[dict[str, Any]] = {
+        **_OfServicer.usual_model,
+        "max_context_length": 4096,
+        "max_req_input_len": 64 - 6,
+    }
 
     def asked(self, request: Any) -> Asked:
         params = request.sampling_params

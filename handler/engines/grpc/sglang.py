@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 from handler.core.values import Sampling
 from handler.engines.base import Rule
-from handler.engines.grpc.contract import NO_FIELD, Contract
+from handler.engines.grpc.contract import NO_FIELD, Contract, GrpcModel
 from handler.engines.remote.sglang import DRAWN, TABLE, guide, misses_stops
 
 _TABLE: Mapping[str, Rule] = {**TABLE, "structured_output": lambda sampling: guide(sampling, "ebnf_grammar")}
 
+_RESERVED = 6  # tokens of the context that SGLang keeps back (managers/tp_worker.py)
 _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"})
 """Fields that are set in the request itself, not in SGLang's sampling parameters."""
 
@@ -32,6 +33,16 @@ class SglangContract(Contract):
         "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
         "bad_sequences": NO_FIELD,
     }
+
+    def model(self, info: Any) -> GrpcModel:
+        """Read the response to GetModelInfo.
+
+        The Python servicer reports the size of the KV cache as the context, which may be larger. SGLang silently
+        shortens responses that exceed either, so the limit for prompts applies to the prompt and the response.
+        """
+        model = super().model(info)
+        limits = [limit for limit in (info.max_context_length - _RESERVED, info.max_req_input_len) if limit > 0]
+        return model._replace(max_tokens=min(limits, default=None)) if model.generates else model
 
     def misses_stops(self, sampling: Sampling) -> bool:
         return misses_stops(sampling)

@@ -603,9 +603,19 @@ def test_a_model_that_is_not_ours_is_refused_at_the_start(model: Path, change: d
 @pytest.mark.parametrize("kind", ["sglang", "trtllm"])
 def test_a_negative_context_is_none(model: Path, kind: str) -> None:
     with listening(kind) as server:
-        server.model |= {"max_seq_len" if kind == "trtllm" else "max_context_length": -5}
+        limits = ("max_seq_len",) if kind == "trtllm" else ("max_context_length", "max_req_input_len")
+        server.model |= dict.fromkeys(limits, -5)
         with pytest.raises(ConfigError, match="does not report its maximum number of tokens"), engine(model, server):
             pass
+
+
+@pytest.mark.parametrize(("context", "limit"), [(4096, 58), (64, 64), (64, 58), (64, 0)])
+def test_sglangs_context_is_that_of_which_nothing_is_cut(model: Path, context: int, limit: int) -> None:
+    """The Python servicer reports its KV cache and a limit for prompts, the one in Rust the context for both."""
+    with listening("sglang") as server:
+        server.model |= {"max_context_length": context, "max_req_input_len": limit}
+        with engine(model, server) as found:
+            assert found.info.max_total_tokens == 58
 
 
 def test_another_tokenizer_of_tensorrt_llm_is_refused_at_the_start(model: Path) -> None:

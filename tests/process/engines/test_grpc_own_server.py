@@ -108,7 +108,7 @@ def test_a_server_is_started_and_ends_with_its_engine(engine: EngineSupervisor) 
     load(engine)
     assert answer(engine, 1) == [301, 302, 303, 301]
     assert engine.info is not None
-    assert engine.info.max_total_tokens == 48
+    assert engine.info.max_total_tokens == (42 if engine.info.version == "sglang" else 48), "SGLang keeps some back"
     pid = engine.pid
     assert pid is not None
     assert server(pid)
