@@ -132,7 +132,7 @@ class SglangServer(NamedTuple):
             preferred = model.get("preferred_sampling_params") or {}
             if isinstance(preferred, str):
                 preferred = orjson.loads(preferred)
-            version = re.match(r"(\d+)\.(\d+)\.(\d+)", str(server.get("version")))
+            version = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(server.get("version")))
             deterministic = server.get("enable_deterministic_inference")
             return cls(
                 deterministic is not None,

@@ -103,7 +103,7 @@ def test_an_effort_that_the_template_does_not_read_is_reported() -> None:
         ((ASK, once(), ASK), "messages[1].clear_at: the next message clears this one before the model sees it"),
         ((ASK, note(clear_at="soon")), 'messages[1].clear_at="soon": must be next_user_message or never'),
         ((ASK, once([USE])), "messages[1].content: a message with clear_at must contain only text"),
-        ((ASK, once(output_config={})), "messages[1].output_config is not allowed beside clear_at"),
+        ((ASK, once(output_config={})), "messages[1].output_config is not allowed with clear_at"),
         (({**ASK, "clear_at": "never"},), "messages[0].clear_at is allowed only in messages with the role system"),
         (({**ASK, "output_config": {}},), "messages[0].output_config is allowed only in messages with the role system"),
         ((ASK, effort("huge")), "must have an 'effort' that is one of low, medium, high, xhigh, max"),
