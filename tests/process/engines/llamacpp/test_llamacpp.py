@@ -532,7 +532,8 @@ def test_requests_go_on_after_the_cache_was_full(request: pytest.FixtureRequest,
                 assert kind == "real"
                 assert margin(server, prompt, expected[key], results[key].ids, ()) < 1e-3
         (slots,) = found._slots.values()
-        assert slots.limit == 4, "all may run again"
+        while slots.limit < 4:  # the last request leaves its slot after its result; then all may run again
+            found._run_once()
         if isinstance(server, LlamaServer):
             assert any(len(body["prompt"]) > 10 and body["stream"] for body in server.received), "none was full"
         wait_for(lambda: server.num_busy == 0, 5, "slots are busy")
