@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy
 
+from tests.doubles.listener import on_thread
+
 EOG = frozenset({3, 4})
 CONTEXT = 2048
 HANG = b"hang"
@@ -521,19 +523,6 @@ async def _chunk(writer: asyncio.StreamWriter, event: Any) -> None:
 @contextlib.contextmanager
 def listening(pieces: Sequence[bytes], num_slots: int = 4) -> Iterator[LlamaServer]:
     """A server on loopback, on a thread."""
-    loop = asyncio.new_event_loop()
     server = LlamaServer(pieces, num_slots)
-    listener = loop.run_until_complete(asyncio.start_server(server.serve, "127.0.0.1", 0))
-    server.port = listener.sockets[0].getsockname()[1]
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
+    with on_thread(server.serve) as server.port:
         yield server
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        listener.close()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0.01))
-        loop.close()

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tests.doubles.listener import on_thread
+
 VOCABULARY = 460
 EOS = 2
 NEVER = 1e6  # seconds
@@ -499,25 +501,11 @@ def _verify(parameters: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def listening(*scripts: Sequence[bytes], **settings: Any) -> Iterator[SglangServer]:
     """A server on loopback, on a thread. Settings are attributes of it."""
-    server, loop = SglangServer(), asyncio.new_event_loop()
+    server = SglangServer()
     server.scripts = [*scripts]
     for name, value in settings.items():
         assert hasattr(server, name)
         setattr(server, name, value)
-    listener = loop.run_until_complete(asyncio.start_server(server.answer, "127.0.0.1", 0, backlog=1024))
-    server.url = f"http://localhost:{listener.sockets[0].getsockname()[1]}/v1"
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
+    with on_thread(server.answer, backlog=1024) as port:
+        server.url = f"http://localhost:{port}/v1"
         yield server
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        listener.close()
-        while tasks := asyncio.all_tasks(loop):
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(tasks))
-        for _ in range(3):  # connections close
-            loop.run_until_complete(asyncio.sleep(0))
-        loop.close()

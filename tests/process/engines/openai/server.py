@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tests.doubles.listener import on_thread
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 PAUSE = 0.01
@@ -116,22 +118,10 @@ class Server:
 @contextlib.contextmanager
 def listening(*scripts: Sequence[bytes], owner: str = "vllm", tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """A server on loopback, on a thread."""
-    server, loop = Server(scripts, owner), asyncio.new_event_loop()
-    listener = loop.run_until_complete(asyncio.start_server(server.answer, "127.0.0.1", 0, ssl=tls))
-    port = listener.sockets[0].getsockname()[1]
-    server.url = f"http{'s' if tls else ''}://localhost:{port}/v1"
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
+    server = Server(scripts, owner)
+    with on_thread(server.answer, ssl=tls) as port:
+        server.url = f"http{'s' if tls else ''}://localhost:{port}/v1"
         yield server
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        listener.close()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
 
 
 def ruled(body: dict[str, Any]) -> str:
