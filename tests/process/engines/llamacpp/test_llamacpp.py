@@ -694,16 +694,19 @@ def test_a_server_that_was_restarted_with_another_model_gets_no_requests(server:
         assert ask(found, sampling).ids == expected
         for key in range(2, 8):
             assert ask(found, sampling, key=key).ids == expected
-        num_asked = server.asked["/props"]
-        for key in range(8, 12):
+        num_asked, num_connections = server.asked["/props"], found._client.num_connections
+        for key in range(8, 16):
             assert ask(found, sampling, key=key).ids == expected
-        assert server.asked["/props"] == num_asked, "kept connections need no question"
+        # The end of a response may arrive after its last token. Then the next request opens a connection.
+        num_new = found._client.num_connections - num_connections
+        assert num_new < 8, "connections are kept"
+        assert server.asked["/props"] - num_asked <= num_new, "kept connections need no question"
         server.restart("another.gguf")
-        result = ask(found, sampling, key=12)
+        result = ask(found, sampling, key=16)
         assert result == failed(error="the llamacpp server serves another model")
         assert "it serves 'another.gguf'" in result.error.log
         server.restart("tiny.gguf")
-        assert ask(found, sampling, key=13).ids == expected
+        assert ask(found, sampling, key=17).ids == expected
 
 
 def test_the_kind_is_found_by_asking(server: LlamaServer) -> None:
