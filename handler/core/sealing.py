@@ -20,7 +20,7 @@ _MIN_SECRET = 32  # bytes
 _MAX_SECRET = 1 << 16
 _OPTION = "option.compaction_key_file"
 NOT_OPENED = (
-    f"cannot be read: it was written by another server, by this server before its last start ({_OPTION}), or for "
+    f"cannot be read: it was written by another server, before this server restarted (see {_OPTION}), or for "
     "another API key"
 )
 """The reason that clients get if a value cannot be opened."""

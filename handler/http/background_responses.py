@@ -221,4 +221,4 @@ class BackgroundHandlers:
             try:
                 await wait_for(asyncio.shield(run.ended), _WRITE_SECONDS)
             except asyncio.TimeoutError:
-                raise Unavailable("the response has stopped, but its final state could not be stored yet") from None
+                raise Unavailable("the response has stopped, but its final state has not been stored yet") from None

@@ -165,9 +165,9 @@ class ResponseDatabase:
         return any(self._database.execute(query, now).fetchone() for query in queries)
 
     def _remove_expired(self) -> bool:
-        """Delete some expired responses and conversations, within a transaction. Return whether there may be more.
+        """Delete a limited number of expired responses and conversations. Return whether there may be more.
 
-        Other requests, and servers with the same file, wait until a transaction ends.
+        Call this within a transaction. Other requests, and servers with the same file, wait until it ends.
         """
         query = "SELECT rowid, size FROM answers WHERE expires <= ? ORDER BY expires LIMIT ?"
         rows = self._database.execute(query, (self._clock(), _MAX_REMOVED)).fetchall()

@@ -538,7 +538,7 @@ def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) ->
         with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             stopped = call(server, method, f"{id}/cancel" if method == "POST" else id)
-            assert (stopped.status_code, "could not be stored yet" in stopped.text) == (503, True)
+            assert (stopped.status_code, "has not been stored yet" in stopped.text) == (503, True)
             assert server.metric("lmi_active_sequences") == 0
             assert call(server, "GET", id).json()["status"] == "in_progress"
             other.execute("ROLLBACK")

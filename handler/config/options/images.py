@@ -67,7 +67,9 @@ _FALSE = ("false", "off", "disabled", "0")  # common/arg.cpp, is_falsey
 _SAME = "AWS's image omits a flag whose value is false; set {}=true"
 _FIRST_LINE = "AWS's image reads only the first line of its value"
 _OVERRIDDEN = "{} overrides it, as in llama-server"
-_GROUPS = "with SM_SGLANG_ENABLE_DP_ATTENTION, it divides the GPUs of one model; set option.replicas to load several"
+_GROUPS = (
+    "with SM_SGLANG_ENABLE_DP_ATTENTION, this splits the GPUs of one replica; set option.replicas for more replicas"
+)
 
 
 class Note(NamedTuple):
@@ -157,7 +159,7 @@ def _join_repository(values: dict[str, str]) -> None:
 
 
 def _drop_attention_groups(values: dict[str, str]) -> Iterator[Note]:
-    """Drop the number of attention groups, and yield a note. It is not a number of replicas.
+    """With DP attention, drop the data-parallel size, which then is not a number of replicas, and yield a note.
 
     SGLang divides the GPUs of a model into `--dp-size` groups if `--enable-dp-attention` is set (parallel_hook.py).
     """

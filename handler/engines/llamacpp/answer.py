@@ -41,11 +41,11 @@ class Tokens(NamedTuple):
 class LlamaCall(ResponseCheck):
     """A request to llama-server, and its response.
 
-    A response is usually one completion. There are several if the first tokens must not end the response, or if
+    A response usually takes one completion. It takes several if the first tokens must not end the response, or if
     llama-server omitted the ids of some tokens.
 
     Args:
-        eos: ids that end a response, from the model's files.
+        eos: ids of the end tokens in the model's files.
         context: maximum number of tokens of the prompt and the response together.
     """
 
@@ -163,7 +163,7 @@ class LlamaCall(ResponseCheck):
         tops: Sequence[Alternatives] = ()
         if self._scored and ids:
             if [entry["id"] for entry in scores] != ids:
-                raise ValueError("the log-probabilities are not those of the tokens")
+                raise ValueError("the log-probabilities do not match the tokens")
             values = [entry["logprob"] for entry in scores]
             tops = [_alternatives(entry["top_logprobs"])[: self._num_tops] for entry in scores]
         self.take(part, ids, values, tops)

@@ -128,7 +128,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     @staticmethod
     def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
-        """Return a server's model. Raise Failed unless it is the first server's."""
+        """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
@@ -221,7 +221,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
         pieces = await self._load_pieces()
         if pieces is None:
-            raise Failed("reports no log-probabilities of incomplete characters", "set option.model_id")
+            raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
         return [
             await self._score(server, call, call.prefix(tokens.ids[:index]), tokens.ids[index])
             if reported is None

@@ -247,7 +247,7 @@ def check_schema(schema: Any) -> None:
         if "number" in part.get("type", ()):
             ignored += [name for name in _BOUNDS if name in part]
         if ignored:
-            raise ValueError(f"llama-server does not enforce {ignored[0]!r} of a JSON schema")
+            raise ValueError(f"llama-server does not enforce {ignored[0]!r} in JSON schemas")
         for name in _OF_SUBSCHEMAS:
             if isinstance(part.get(name), dict):
                 waiting += part[name].values()

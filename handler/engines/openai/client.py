@@ -280,7 +280,7 @@ def _model(entry: Mapping[str, Any], limits: Mapping[str, int | None]) -> HttpMo
     """Return a model or an adapter, which has the limit of its model."""
     name, parent = entry["id"], entry.get("parent")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
-        raise ValueError("a model's id is not a valid name")
+        raise ValueError(f"a model's id must be a string of 1 to {_MOST_NAME} characters")
     return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], limits.get(parent or name), bool(parent))
 
 

@@ -38,7 +38,7 @@ _REASONS = {
     "typical_p": "typical decoding is not supported",
     "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
     "bad_sequences": "SGLang cannot forbid sequences of tokens",
-    "allowed_token_ids": "SGLang cannot limit a response to some ids",
+    "allowed_token_ids": "SGLang cannot restrict a response to given token ids",
     "return_context_logits": "the servers return no logits",
     "return_generation_logits": "the servers return no logits",
 }
@@ -222,10 +222,10 @@ class GenerateAnswer(EventAnswer):
             if before:
                 raise Failed("does not count the tokens of its response", "completion_tokens is missing")
         elif seen < count and before + seen != count:
-            raise Failed("lost tokens of its response", f"its events have {before} and {seen} ids of {count}")
+            raise Failed("lost tokens of its response", f"received {before} + {seen} of {count} token ids")
         elif before and before + seen != count:
             if ids[before - 1] != self._last:
-                raise Failed("changed tokens of its response", f"id {before} was {self._last}")
+                raise Failed("changed tokens of its response", f"token {before}: {self._last}, then {ids[before - 1]}")
             ids = ids[before:]
         if not all(type(id) is int and id >= 0 for id in ids):
             raise ValueError("token ids must be non-negative integers")
@@ -238,7 +238,7 @@ class GenerateAnswer(EventAnswer):
             # Whether they repeat the earlier ones does not always depend on the same as for ids.
             entries = meta["output_token_logprobs"][-len(ids) :]
             if [entry[1] for entry in entries] != ids:
-                raise ValueError("the log-probabilities are those of other tokens")
+                raise ValueError("the log-probabilities do not match the tokens")
             logprobs = [entry[0] for entry in entries]
         if self._num_tops:
             tops = [_ranked(row, self._num_tops) for row in meta["output_top_logprobs"][-len(ids) :]]

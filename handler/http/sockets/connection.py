@@ -224,8 +224,9 @@ class WebSocket(Successor):
             self._end()
 
     def _end(self) -> None:
-        """Release once what the connection holds, and give the client a moment for the closing handshake. Bytes that
-        still arrive are read, because otherwise the kernel would reset the connection, and the client might lose the
+        """Release the resources of the connection once, and give the client a moment for the closing handshake.
+
+        Incoming bytes are still read. Otherwise, the kernel would reset the connection, and the client might lose the
         close frame.
         """
         if self._has_ended:

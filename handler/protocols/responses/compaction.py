@@ -71,8 +71,9 @@ class Summaries(NamedTuple):
 def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
     """Return the items of a conversation that the model reads.
 
-    Before the last compaction, the model reads only developer and system messages, and the newest user messages that
-    no response separates. Older user messages would accumulate until there is no room for a response.
+    Of the items before the last compaction, the model reads only developer and system messages, and the most recent
+    user messages with no response between them. Otherwise, older user messages would accumulate until no room is left
+    for a response.
 
     Args:
         items: each item with its path.

@@ -221,10 +221,10 @@ class BackgroundRun:
         self.wake_readers()
 
     async def write_end(self, store: ResponseStore) -> bool:
-        """Write the final state. Return whether this has succeeded.
+        """Write the final state. Return whether the write succeeded.
 
-        A response that cannot be stored fails. If this state cannot be written either, for example because the disk is
-        full, the write is retried later.
+        A response that cannot be stored is marked as failed. If the failed state cannot be written either, for example
+        because the disk is full, the write is retried later.
         """
         response, is_failure = self.response, not self._last
         try:
@@ -330,8 +330,8 @@ class BackgroundRuns:
         size, limit = sum(map(len, detached.events)) // len(detached.events), self._config.background_max_bytes
         if 4 * size > limit:
             raise TooLarge(
-                f"each state of the background response would have {size} bytes, mostly of 'tools' and 'instructions', "
-                f"and the maximum is {limit // 4} bytes (a quarter of option.background_max_bytes)"
+                f"each snapshot of the background response would take {size} bytes, mostly for 'tools' and "
+                f"'instructions'; the maximum is {limit // 4} bytes (a quarter of option.background_max_bytes)"
             )
 
     def _release(self, owner: str) -> None:

@@ -302,7 +302,7 @@ class BackgroundTables:
                 try:
                     stored = load_json(head)
                 except sqlite3.DatabaseError as error:  # it must not keep the others from ending
-                    log.error("response %s is deleted: %s", id, error)
+                    log.error("deleting response %s, because it cannot be read: %s", id, error)
                     database.execute(f"DELETE FROM {_ALL} WHERE id = ?", (id,))
                 else:
                     self._fail_elsewhere(id, stored)

@@ -403,11 +403,11 @@ def test_a_server_that_does_not_enforce_rules_gets_none(server: LlamaServer, mod
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a keyword": (
         {"structured_output": StructuredOutput("json_schema", '{"properties": {"a": {"multipleOf": 2}}}')},
-        "llama-server does not enforce 'multipleOf' of a JSON schema",
+        "llama-server does not enforce 'multipleOf' in JSON schemas",
     ),
     "a bound of numbers": (
         {"structured_output": StructuredOutput("json_schema", '{"items": {"type": "number", "minimum": 2}}')},
-        "llama-server does not enforce 'minimum' of a JSON schema",
+        "llama-server does not enforce 'minimum' in JSON schemas",
     ),
     "a tag": (
         {"structured_output": StructuredOutput("structural_tag", "{}")},

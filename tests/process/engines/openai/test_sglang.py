@@ -164,7 +164,7 @@ def test_a_log_probability_of_another_token_is_an_error() -> None:
     with listening(script, script, script) as server, engine(server) as found:
         result = ask(found, SAMPLING._replace(logprobs=True))
         assert result == failed(error="the sglang server sent an event that cannot be read")
-        assert "those of other tokens" in result.error.log
+        assert "do not match the tokens" in result.error.log
 
 
 # -- what a request says -----------------------------------------------------------------------------------------------
