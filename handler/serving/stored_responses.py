@@ -263,7 +263,9 @@ class ResponseDatabase:
         if number <= self._config.responses_max and held <= room:
             return False
         if self._has_expired():
-            self._database.execute("DELETE FROM answers WHERE owner = ? AND expires <= ?", (owner, self._clock()))
+            expired = "SELECT rowid FROM answers WHERE owner = ? AND expires <= ? ORDER BY expires LIMIT ?"
+            values = (owner, self._clock(), _MAX_REMOVED)
+            self._database.execute(f"DELETE FROM answers WHERE rowid IN ({expired})", values)
             self.conversations.hide_expired(owner)
             number, held, room = self._room(owner)
         excess = number - self._config.responses_max, held - room
@@ -724,7 +726,7 @@ class ResponseStore:
         look_at = time.monotonic() + _PERIOD
         while True:
             wait = look_at - time.monotonic()
-            call = self._calls.get(timeout=wait) if wait > 0 else None
+            call = self._calls.get(timeout=max(0.0, wait)) if wait > 0 or self._closed else None
             if call is not None:
                 call()
                 del call  # it refers to a response
@@ -739,7 +741,7 @@ class ResponseStore:
         """Delete some expired responses, and fail those of some ended servers. Return whether there may be more."""
         try:
             return self._database.remove_expired() | self._database.background.recover()
-        except sqlite3.Error as error:  # for example a full disk
+        except (sqlite3.Error, OSError) as error:  # for example a full disk, or too many open files
             log.error("expired responses could not be removed: %s", error)
             return False
 

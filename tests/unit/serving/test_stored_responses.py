@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
 import json
@@ -25,7 +26,7 @@ from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.conversations import new_conversation
 from handler.serving import stored_responses
-from handler.serving.background.tables import IN_PROGRESS
+from handler.serving.background.tables import IN_PROGRESS, BackgroundTables
 from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
@@ -313,6 +314,19 @@ def test_expired_ones_go_before_those_that_are_not(monkeypatch: pytest.MonkeyPat
     store.close()
 
 
+def test_a_new_one_deletes_few_expired_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait until its transaction ends."""
+    monkeypatch.setattr(stored_responses, "_MAX_REMOVED", 2)
+    monkeypatch.setattr(ResponseDatabase, "_remove_expired", lambda database: False)
+    store, connection = open_with_connection(None, responses_max=5)
+    keep(store, *(answer(id) for id in "abcde"))
+    store.write(ANN, lambda: connection.execute("UPDATE answers SET expires = 0")).result(10)
+    assert keep(store, answer("f")) == [True]
+    count = store.write(ANN, lambda: connection.execute("SELECT count(*) FROM answers").fetchone()).result(10)
+    assert count == (4,)
+    store.close()
+
+
 def test_expired_ones_go_while_calls_never_cease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_responses, "_PERIOD", 0.05)
     clock = Clock(1_000_000.0, 0.001)
@@ -350,6 +364,40 @@ def test_a_closed_store_finishes_its_writes_and_closes_its_database(place: Path 
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("SELECT 1")
     store.close()  # without an effect
+
+
+def test_a_closed_store_finishes_its_writes_although_expired_ones_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_PERIOD", 0.01)
+    earlier = threads_of_stores()
+    store = open_store(None)
+    closing = threading.Event()
+
+    def work() -> None:
+        closing.wait(10)
+        time.sleep(0.05)  # the period passes
+
+    store.write(ANN, work)
+    last = store.write(ANN, bool)
+    threading.Timer(0.05, closing.set).start()
+    store.close()
+    assert last.done()
+    assert threads_of_stores() <= earlier
+
+
+def test_a_store_goes_on_if_expired_ones_cannot_be_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server's lock file cannot be opened, for example, because too many files are open."""
+    monkeypatch.setattr(stored_responses, "_PERIOD", 0.01)
+    failed = threading.Event()
+
+    def recover(tables: BackgroundTables) -> bool:
+        failed.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    store = open_store(None)
+    monkeypatch.setattr(BackgroundTables, "recover", recover)
+    assert failed.wait(10)
+    assert keep(store, answer("a")) == [True]
+    store.close()
 
 
 def test_the_store_is_closed_with_the_server() -> None:
