@@ -63,6 +63,23 @@ class Medium(NamedTuple):
     digest: str
 
 
+def media_of(
+    wanted: Iterable[MediaSource], sources: Iterable[MediaSource], media: Iterable[Medium]
+) -> list[Medium] | None:
+    """Return the media of the wanted sources, or None if they are not among the sources in the same order.
+
+    Args:
+        sources: sources of the media. They may be more, and have other names.
+    """
+    remaining, kept = iter(zip(sources, media, strict=True)), list[Medium]()
+    for source in wanted:
+        medium = next((medium for other, medium in remaining if other[:3] == source[:3]), None)
+        if medium is None:
+            return None
+        kept.append(medium)
+    return kept
+
+
 class MediaPrompt(NamedTuple):
     """The text and media of a prompt, which an engine receives in addition to the token ids.
 

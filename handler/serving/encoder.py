@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong
-from handler.core.media import MediaSource, Medium
+from handler.core.media import MediaSource, Medium, media_of
 from handler.core.text import Prompt, check_ids, prompt_of_ids
 from handler.core.values import Request
 from handler.engines.base import EngineInfo, Tokenizer
@@ -86,8 +86,8 @@ class Encoder:
         """Return the prompt of a request with some of the media of the original request, in their order."""
         if not media:
             return self._tokenize(request, ())
-        remaining = iter(zip(sources, media, strict=True))
-        edited = [next(medium for source, medium in remaining if source[:3] == kept[:3]) for kept in request.media]
+        edited = media_of(request.media, sources, media)
+        assert edited is not None, "an edit adds no media"
         return self._tokenize(request, edited)
 
     def _tokenize(self, request: Request, media: Sequence[Medium]) -> Prompt:

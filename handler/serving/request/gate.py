@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from typing import TypeAlias
 
 from handler.config.config import Config
@@ -74,20 +73,18 @@ class BatchGate:
         self._consider()
         return turn
 
-    async def wait(self, turn: Turn, limit: float | None = None) -> None:
+    async def wait(self, turn: Turn, *, patient: bool = False) -> None:
         """Wait until the batch of the request starts. Lines of batch files wait without a time limit.
 
         Args:
-            limit: maximum number of seconds, if not `option.predict_timeout`.
+            patient: whether the request also waits without a time limit.
 
         Raises:
             Overloaded: the request has waited too long.
         """
-        limit = self._timeout if limit is None else limit
-        is_patient = turn in self._lines or limit == math.inf
-        done, _ = await asyncio.wait({turn}, timeout=None if is_patient else limit)
+        done, _ = await asyncio.wait({turn}, timeout=None if patient or turn in self._lines else self._timeout)
         if not done:
-            raise Overloaded(f"the request waited {limit:g} s for a batch (option.predict_timeout)")
+            raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     def leave(self, turn: Turn) -> None:
         """Remove a waiting or running request. The next batch can start when all requests of this batch have left."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded
-from handler.core.media import MEDIA, MediaSource, Medium
+from handler.core.media import MEDIA, Medium, media_of
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
@@ -23,7 +24,7 @@ from handler.serving.large_bodies import LARGE
 from handler.serving.quota import BODY_MEMORY, Count, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import CLOSED, FINISHED, JOIN, Life
-from handler.serving.request.plan import Encoding, Intake, Plan, Resource, SharedMedia, Stage, Time, Wait
+from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
 from handler.serving.stored_responses import ResponseStore
 
 if TYPE_CHECKING:
@@ -191,26 +192,14 @@ class MediaLoading:
 
     async def _load(self, encoding: Encoding) -> None:
         sources = encoding.request.media
-        media = _among(encoding.loaded, sources)
+        shared = (media_of(sources, *earlier) for earlier in encoding.loaded)
+        media: Sequence[Medium] | None = next((media for media in shared if media is not None), None)
         if media is None:
             loaded = await self._admission.on_loop(self._admission.media.load(sources, encoding.owner))
             encoding.hold(loaded.reservation.close)
             media = loaded.media
             encoding.loaded.append((sources, media))
         encoding.media = media
-
-
-def _among(loaded: SharedMedia, sources: Sequence[MediaSource]) -> Sequence[Medium] | None:
-    """Return the media of some sources if they were loaded for another prompt in the same order, otherwise None.
-
-    That prompt may have other media between them, and other names for the fields.
-    """
-    for earlier, media in loaded:
-        remaining = iter(zip(earlier, media, strict=True))
-        shared = [next((medium for other, medium in remaining if other[:3] == source[:3]), None) for source in sources]
-        if None not in shared:
-            return cast("list[Medium]", shared)
-    return None
 
 
 class Tokenizing:
@@ -281,7 +270,7 @@ class Gating:
         life.on(JOIN)
         turn = self._gate.join(owner, line=requests[0].background is not None)
         life.hold(functools.partial(self._gate.leave, turn))
-        return self._gate.wait(turn, requests[0].time_limit)
+        return self._gate.wait(turn, patient=requests[0].time_limit == math.inf)
 
 
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------
