@@ -7,7 +7,7 @@ Sources: OpenAI's guide "Compaction"; the types of its Python client, 3.57. Code
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import GenerationFailed, InvalidPayload
@@ -92,12 +92,10 @@ def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
     return [*stay, *items[last:]]
 
 
-def has_replaceable(items: Iterable[Any]) -> bool:
-    """Return whether a summary would replace any item of a conversation that the model reads."""
-    read = after_compaction([("", item) for item in items])
-    *stay, _ = after_compaction([*read, ("", {"type": COMPACTION})])
-    num_other = sum(_type(item) in (COMPACTION, TRIGGER) for _, item in read)
-    return len(stay) + num_other < len(read)
+def has_replaceable(items: Sequence[Item]) -> bool:
+    """Return whether a summary would replace any of the items that the model reads, other than a summary."""
+    *stay, _ = after_compaction([*items, ("", {"type": COMPACTION})])
+    return len(stay) < len([item for _, item in items if _type(item) != COMPACTION])
 
 
 def _type(item: Any) -> Any:

@@ -257,6 +257,7 @@ class InputReader(TurnsReader):
         self._parts = PartReader(context, "input[].content[]", self.unknown)
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
+        self._read_items: Sequence[tuple[str, Any]] = ()  # items that the model reads
         self.compacts = False
         self.last_summary = ""
         self._calls = {**calls}
@@ -280,7 +281,8 @@ class InputReader(TurnsReader):
         field = "previous_response_id" if body.get("conversation") is None else "conversation"
         stored = [(f"{field}: item {index}", item) for index, item in enumerate(self.history) if not _is_skipped(item)]
         sent = [(f"input[{index}]", self._resolved(item, f"input[{index}]")) for index, item in enumerate(input)]
-        for at, item in after_compaction([*stored, *sent]):
+        self._read_items = after_compaction([*stored, *sent])
+        for at, item in self._read_items:
             self._item(item, at)
         self._add_shown()
         if not self.chat:
@@ -346,7 +348,7 @@ class InputReader(TurnsReader):
     @property
     def may_compact(self) -> bool:
         """Whether a summary could replace items of the conversation before the response."""
-        return not self.compacts and has_replaceable([*self.history, *self.items])
+        return not self.compacts and has_replaceable(self._read_items)
 
     def user_messages(self) -> list[Any]:
         """Return the user messages of the conversation."""
