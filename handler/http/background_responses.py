@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.types import Message, Scope, Send
 from handler.core.errors import ServingError, Unavailable
 from handler.core.framing import JSON, SSE, dumps
 from handler.core.framing import KEEP_ALIVE as COMMENT
+from handler.core.log import of_request
 from handler.core.loop import wait_for
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.inference import (
@@ -24,7 +26,6 @@ from handler.http.inference import (
     Respond,
     Responded,
     encoded,
-    log_slow_client,
     send_answer,
     send_start,
 )
@@ -40,6 +41,8 @@ from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.task import RequestTask, ignored_header
 from handler.serving.stored_responses import BUSY_SECONDS
+
+log = logging.getLogger("handler.server")
 
 _PART = 1 << 16  # bytes of events to collect before they are sent
 _WRITE_SECONDS = 2 * BUSY_SECONDS  # maximum seconds to wait for a final state to be written
@@ -122,8 +125,9 @@ async def _send_events(
             await send_start(scope, send, 200, SSE.content_type, headers)
             await _send_parts(model, send, reader, exchange, memory)
             await exchange.read()
-    except ServingError:  # the store or the memory is overloaded; the client can resume, so it misses no events
-        log_slow_client(scope)
+    except ServingError as error:  # the store or the memory is overloaded; the client can resume and miss no events
+        id = scope["request_id"]
+        log.info("request %s: the events of a response cannot be sent: %s", id, error.message, extra=of_request(id))
         exchange.drop()
     except (OSError, RuntimeError):  # the connection is closed, but this has not been reported yet
         exchange.drop()

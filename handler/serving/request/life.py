@@ -7,8 +7,11 @@ A `RequestTask` takes these holdings:
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
                   the id of a stored response in progress    `RequestTask._accept`
-                  the turn in a conversation                 `Recall` (stages.py)
+                  the turn in a conversation, which a        `Recall` (stages.py)
+                  background response releases at CLOSED
                   the memory of media                        `MediaLoading` (stages.py)
+                  the media for the reply's next request     `RequestTask.run`
+                  the timer of a background response         `BackgroundRun.begin`
                   the turn at the gate                       `Gating` (stages.py)
                   the sequences in the engine and the sink   `RequestTask.run`
                   the fast path                              `RequestTask._open_fast_path`

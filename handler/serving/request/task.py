@@ -51,6 +51,8 @@ from handler.serving.request_log import Capture
 
 log = logging.getLogger("handler.request")
 
+_NOT_ENCODED = "a bug in the server: the error of a stream could not be encoded"
+
 
 class RequestMemory(Share):
     """A request's share of the memory quota: first for its body, then for the decoded value and the unsent response."""
@@ -488,6 +490,8 @@ class RequestTask(Life):
         if self.finished or self.parsed is None or writing.cancelled():
             return
         if delta.error is not None:
+            if error is not None:
+                log.error(_NOT_ENCODED, exc_info=error)
             self._put_failure(b"" if error else writing.result(), delta.error)
         elif error is not None:
             return self.fail(serving_error(error))
@@ -570,7 +574,7 @@ class RequestTask(Life):
         try:
             data = reply.feed(index, delta)
         except Exception:  # otherwise the client would wait forever
-            log.exception("a bug in the server: the error of a stream could not be encoded")
+            log.exception(_NOT_ENCODED)
             data = b""
         self._put_failure(data, delta.error)
 
