@@ -12,10 +12,12 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
 from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
+from handler.protocols.kernel.stored import Recalled
 from handler.protocols.registry import ROUTES
 from handler.protocols.responses.compaction import after_compaction
+from handler.protocols.responses.request import InputReader
 from tests.unit.protocols.answers import VOCABULARY, failing, saying
 
 INPUT = [{"role": "user", "content": "Hello"}, {"type": "compaction_trigger"}]
@@ -222,3 +224,14 @@ def test_which_items_before_the_last_summary_are_read(before: str, read: str) ->
     after = ["item", "u4", "a"]
     items = [(name, item(name)) for name in [*before.split(), *after]]
     assert [name for name, _ in after_compaction(items)] == [*read.split(), *after]
+
+
+@pytest.mark.parametrize("status", ["incomplete", "completed"])
+def test_a_call_that_was_cut_off_is_nothing_to_summarize(status: str) -> None:
+    """The model does not read it, so that both messages stay beside a summary."""
+    call = {"type": "function_call", "status": status, "call_id": "a", "name": "f", "arguments": "{"}
+    recalled = Recalled(history=[{"type": "message", "role": "user", "content": "a"}, call])
+    reader = InputReader(ServerContext("echo"), RequestContext(recalled=recalled))
+    output = {"type": "function_call_output", "call_id": "a", "output": "b"}
+    reader.read({"input": [*([output] if status == "completed" else []), {"role": "user", "content": "c"}]})
+    assert reader.may_compact is (status == "completed")
