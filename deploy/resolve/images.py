@@ -115,7 +115,7 @@ def image_architecture(image: Image) -> Architecture:
 
 
 def architecture_of(name: str) -> Architecture:
-    """Return the processors that an image's name says it is built for, e.g. arm64 for `lmi-handler-llamacpp-arm64:1`."""
+    """Return the processors that an image's name says it is built for, e.g. arm64 for `lmi-llamacpp-arm64:1`."""
     return "arm64" if {"arm64", "aarch64", "graviton"} & _words(name.rpartition("/")[2]) else "amd64"
 
 

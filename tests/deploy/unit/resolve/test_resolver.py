@@ -310,7 +310,11 @@ def test_an_image_for_hopper_and_newer_names_the_types_for_it() -> None:
 
 LLAMACPP: dict[str, Any] = {
     "image": {"repository": "lmi-handler-llamacpp", "tag": "1.1.0"},
-    "model": {"s3": "s3://models/gguf/", "context": 4096, "shape": {**SMALL.model_dump(), "dtype": "int4", "stored": 4.9e9}},
+    "model": {
+        "s3": "s3://models/gguf/",
+        "context": 4096,
+        "shape": {**SMALL.model_dump(), "dtype": "int4", "stored": 4.9e9},
+    },
     "options": {"llm_engine": "llamacpp"},
 }
 ARM: dict[str, Any] = {**LLAMACPP, "image": {"repository": "lmi-handler-llamacpp-arm64", "tag": "1.1.0"}}
@@ -340,7 +344,7 @@ def test_llamacpp_takes_the_cheapest_host_of_the_images_processors() -> None:
     found = candidates(**ARM)
     assert found is not None
     assert found.chosen is not None
-    assert found.chosen.instance.name == "ml.c8g.4xlarge"
+    assert found.chosen.instance.name == "ml.m8g.xlarge"
     assert {item.instance.architecture for item in found.fits} == {"arm64"}
     assert any("Graviton2" in remark for item in found.fits if item.instance.family == "c6g" for remark in item.remarks)
     assert decision(**{**LLAMACPP, "image": {"repository": "mine", "architecture": "arm64", "tag": "1"}}).gpus == 0
@@ -368,7 +372,11 @@ def test_llamacpp_with_cuda_divides_the_layers_between_all_gpus() -> None:
 
 def test_llamacpp_frees_the_cache_outside_of_a_window() -> None:
     shape = {**LLAMACPP["model"]["shape"], "window": 1024, "window_layers": 28, "context": 131072}
-    of_windows = {**LLAMACPP, "model": {**LLAMACPP["model"], "shape": shape, "context": 131072}, "instance": {"type": "ml.m7i.4xlarge"}}
+    of_windows = {
+        **LLAMACPP,
+        "model": {**LLAMACPP["model"], "shape": shape, "context": 131072},
+        "instance": {"type": "ml.m7i.4xlarge"},
+    }
     kept = {**of_windows, "options": {"llm_engine": "llamacpp", "llama_server_args": "--swa-full"}}
     freed, whole = candidates(**of_windows), candidates(**kept)
     assert freed is not None
