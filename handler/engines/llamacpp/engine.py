@@ -14,14 +14,23 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from handler.engines.base import EngineConfig, EngineRequest, Silence
+from handler.core.errors import ConfigError
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Silence
+from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.engines.llamacpp import child
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
-from handler.engines.llamacpp.parameters import scores
+from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
+
+__all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
+
+_CONNECT_SECONDS = 5.0  # to a server that the engine has started
+_SETTING = child.LlamaSetting()
+check, prepare, weights = _SETTING.check, _SETTING.prepare, _SETTING.weights
 
 _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
@@ -91,16 +100,19 @@ class Slots:
 
 
 class LlamaCppEngine(RemoteEngine[LlamaCall]):
-    """Engine for llama.cpp's servers; see `engines.base.Engine`."""
+    """Engine for llama.cpp's servers; see `engines.base.Engine`. Without option.base_url, it starts a server itself."""
 
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
-        urls = options["base_url"]
+        self._child = None if "base_url" in options else child.start(config)
+        urls = options["base_url"] if self._child is None else (self._child.url,)
         super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
         self._config = config
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
-        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        key = None if self._child is None else self._child.key
+        connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
+        self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
         # Number of connections of the client when it last asked a server for its model, by address.
@@ -108,9 +120,12 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            model, failed = self.complete(find_model(urls, self._model_at, self._fit, description))
+            setting = "option.base_url=" if self._child is None else "the server at "
+            model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
             self._name = model.name
-            self.begin("openai", model.max_tokens, config, failed)
+            self.begin("openai" if self._child is None else "llamacpp", model.max_tokens, config, failed)
+            if self._child is not None:
+                self._child.process.watch()
             on_failure.pop_all()
 
     async def _model_at(self, url: str) -> LlamaModel:
@@ -119,12 +134,21 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         Raises:
             Failed: the server has no model yet, or does not describe it.
         """
+        self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
         model = _described(name, await self._client.get(f"{_root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
+
+    def _check_child(self) -> None:
+        """Raise an error if the server that the engine has started has ended, or if it is another process."""
+        if self._child is None:
+            return
+        if failure := self._child.failure():
+            raise ConfigError(failure)
+        self._child.process.check_port()
 
     @staticmethod
     def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -269,6 +293,11 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             await asyncio.wait([self._pieces])
         await self._client.close()
 
+    def close(self) -> None:
+        super().close()
+        if self._child is not None:
+            self._child.process.stop()
+
 
 def _root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
@@ -296,5 +325,18 @@ def _load_pieces(config: EngineConfig) -> Pieces:
     return Pieces(vocabulary.pieces if vocabulary is not None else ())
 
 
-async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop
+async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls, key=key)  # aiohttp needs a running event loop
+
+
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """Download the GGUF file of a model on the hub or on S3; see `engines.fetch`."""
+    return files.fetch(model_id, config, child.download, files.is_hub_reference)
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    return CAPABILITIES
+
+
+def load(config: EngineConfig) -> LlamaCppEngine:
+    return LlamaCppEngine(config)
