@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
@@ -36,15 +39,22 @@ _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
+_ASK_TIMEOUT = 5.0  # seconds for a connection
 _LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
 
 
 class LlamaModel(NamedTuple):
-    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
+    """A server's model.
+
+    Attributes:
+        max_tokens: limit for the prompt and the response together; None if not reported.
+        projector: how the model reads images; None if it does not.
+    """
 
     name: str
     max_tokens: int | None
     num_slots: int
+    projector: Projector | None = None
 
 
 class Slots:
@@ -115,6 +125,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
+        self._projectors: dict[str, Projector | None] = {}  # by address
         # Number of connections of the client when it last asked a server for its model, by address.
         self._num_connections: dict[str, int] = {}
         with ExitStack() as on_failure:
@@ -140,6 +151,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         model = _described(name, await self._client.get(f"{_root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
+        self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
 
     def _check_child(self) -> None:
@@ -149,6 +161,24 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         if failure := self._child.failure():
             raise ConfigError(failure)
         self._child.process.check_port()
+
+    async def _complete_projector(self, url: str, projector: Projector | None) -> Projector | None:
+        """Add the tokens with which the server begins a prompt.
+
+        Raises:
+            Failed: the server does not tokenize an empty text.
+        """
+        known = self._projectors.get(url)
+        if projector is None or (known is not None and known.marker == projector.marker):
+            return known if projector is not None else None
+        try:
+            begin = await tokenized(self._tokenizing(url), "", add_special=True)
+        except Refused as error:
+            raise Failed(str(error), error.words) from None
+        return projector._replace(begin=tuple(begin))
+
+    def _tokenizing(self, url: str) -> Tokenize:
+        return functools.partial(self._client.post, f"{_root(url)}/tokenize")
 
     @staticmethod
     def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -188,10 +218,38 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """Request completions until the response has ended."""
         call = running.call
         while not running.ended:
-            body = call.next_body()
+            body = await self._with_images(server, call, call.next_body())
             call.begin()
-            await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            try:
+                await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            except Refused:
+                await self._check_marker(server, call)
+                raise
             call.check_progress()
+
+    async def _with_images(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with the prompt as text and images if it has images.
+
+        Raises:
+            Refused: the server has no projector, or would get other tokens.
+        """
+        if call.images is None:
+            return body
+        projector = self._projectors.get(server.url)
+        if projector is None:
+            raise Refused(400, NO_PROJECTOR)
+        call.marker = projector.marker
+        tokenize = self._tokenizing(server.url)
+        return {**body, "prompt": await call.images.prompt(body["prompt"], projector, tokenize, self._load_pieces)}
+
+    async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
+        """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
+        if call.images is None or call.begun:
+            return
+        await self._model_at(server.url)
+        projector = self._projectors.get(server.url)
+        if projector is not None and projector.marker != call.marker:
+            raise Failed("was restarted")
 
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
@@ -256,7 +314,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
+            body = await self._with_images(server, call, scores(prefix, count))
+            data = await self._client.post(f"{_root(server.url)}/completion", body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -299,6 +358,32 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             self._child.process.stop()
 
 
+@functools.lru_cache
+def has_projector(urls: tuple[str, ...]) -> bool:
+    """Return whether servers read images, as far as is known. This blocks for up to 5 s.
+
+    If no server responds, they may, and the engine refuses images later.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        found = thread.submit(asyncio.run, _ask_projectors(urls)).result()
+    return any(found) or not found
+
+
+async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
+    """Return whether each server that responds reads images."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        answers = await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
+    finally:
+        await client.close()
+    found = []
+    for answer in answers:
+        with contextlib.suppress(Failed):
+            if isinstance(answer, bytes):
+                found.append(_described("", answer).projector is not None)
+    return found
+
+
 def _root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
@@ -317,7 +402,8 @@ def _described(name: str, data: bytes) -> LlamaModel:
     except (ValueError, AttributeError) as error:
         raise Failed("does not describe its model", f"its /props cannot be read: {error!r}") from None
     is_limit = type(context) is int and context > 0
-    return LlamaModel(name, context if is_limit else None, count if type(count) is int and count > 0 else 1)
+    num_slots = count if type(count) is int and count > 0 else 1
+    return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:

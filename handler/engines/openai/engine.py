@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
-from handler.engines.llamacpp.engine import LlamaCppEngine
+from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.llamacpp import media
+from handler.engines.llamacpp.engine import LlamaCppEngine, has_projector
 from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
@@ -240,12 +243,20 @@ def capabilities(config: EngineConfig) -> Capabilities:
         ConfigError: the kind of no server can be determined, or the kinds differ.
     """
     kind = _kind(config)
-    return LLAMACPP if kind == "llamacpp" else KINDS[kind].capabilities
+    if kind == "llamacpp":
+        return replace(LLAMACPP, no_media=media.no_media(projector=has_projector(_SETTING.urls(config))))
+    return KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
     kind: str = config.engine_options.get("base_url_kind", "auto")
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
+
+
+def load_tokenizer(config: EngineConfig) -> HfTokenizer:
+    urls = config.engine_options.get("base_url", ())
+    projector = bool(urls) and _kind(config) == "llamacpp" and has_projector(_SETTING.urls(config))
+    return media.load_tokenizer(config, projector=projector)
 
 
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine:
