@@ -20,7 +20,7 @@ from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_com
 from handler.engines.llamacpp.parameters import scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
-from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
 
 _SCORES = 1000  # log-probabilities among which a token is searched first
@@ -31,11 +31,17 @@ _LOOK = 1.0  # maximum seconds between two checks of a request that waits for a 
 
 
 class LlamaModel(NamedTuple):
-    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
+    """A server's model.
+
+    Attributes:
+        max_tokens: limit for the prompt and the response together; None if not reported.
+        dimensions: number of dimensions of an embedding; 0 if the server is not used for embeddings.
+    """
 
     name: str
     max_tokens: int | None
     num_slots: int
+    dimensions: int = 0
 
 
 class Slots:
@@ -90,16 +96,20 @@ class Slots:
             self._turns.popleft().set_result(None)
 
 
-class LlamaCppEngine(RemoteEngine[LlamaCall]):
-    """Engine for llama.cpp's servers; see `engines.base.Engine`."""
+class LlamaServers(RemoteEngine[C]):
+    """Base class of engines that use llama.cpp's servers.
+
+    Attributes:
+        model: the servers' common model.
+    """
+
+    model: LlamaModel
 
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
         urls = options["base_url"]
         super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
         self._config = config
-        self._eos = eos_ids(config) if config.model is not None else frozenset()
-        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
         self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
@@ -108,12 +118,12 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            model, failed = self.complete(find_model(urls, self._model_at, self._fit, description))
-            self._name = model.name
-            self.begin("openai", model.max_tokens, config, failed)
+            self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description))
+            self._name = self.model.name
+            self.begin("openai", self.model.max_tokens, config, failed)
             on_failure.pop_all()
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -121,17 +131,44 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
 
-    @staticmethod
-    def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
+
+    async def check_connection(self, server: RemoteServer) -> None:
+        """Ask a server for its model after each new connection, because it may have been restarted with another model.
+
+        llama-server ignores the name of the model in a request.
+
+        Raises:
+            Failed: the server serves another model.
+        """
+        if self._client.num_connections != self._num_connections.get(server.url):
+            server.known = False
+            await self.ask(server)
+
+    async def check(self, server: RemoteServer) -> None:
+        """Check that a server serves the model and accepts as many tokens as this engine."""
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+
+    async def disconnect(self) -> None:
+        await self._client.close()
+
+
+class LlamaCppEngine(LlamaServers[LlamaCall]):
+    """Engine for text generation with llama.cpp's servers; see `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._eos = eos_ids(config) if config.model is not None else frozenset()
+        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        super().__init__(config)
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
@@ -172,8 +209,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
-            await self._check_connection(server)
+        async with self._client.events(f"{root(server.url)}/completion", body) as events:
+            await self.check_connection(server)
             async for batch in events:
                 for event in batch:
                     if running.ended:
@@ -208,8 +245,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{_root(server.url)}/completion", body)
-        await self._check_connection(server)
+        data = await self._client.post(f"{root(server.url)}/completion", body)
+        await self.check_connection(server)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
@@ -232,7 +269,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
+            data = await self._client.post(f"{root(server.url)}/completion", scores(prefix, count))
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -245,32 +282,13 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
         return await asyncio.shield(self._pieces)
 
-    async def _check_connection(self, server: RemoteServer) -> None:
-        """Ask a server for its model after each new connection, because it may have been restarted with another model.
-
-        llama-server ignores the name of the model in a request.
-
-        Raises:
-            Failed: the server serves another model.
-        """
-        if self._client.num_connections != self._num_connections.get(server.url):
-            server.known = False
-            await self.ask(server)
-
-    async def check(self, server: RemoteServer) -> None:
-        """Check that a server serves the model and accepts as many tokens as this engine."""
-        model = await self._model_at(server.url)
-        if model.name != self._name:
-            raise Failed("serves another model", f"it serves {model.name!r}")
-        self.check_max_tokens(model.max_tokens)
-
     async def disconnect(self) -> None:
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
-        await self._client.close()
+        await super().disconnect()
 
 
-def _root(url: str) -> str:
+def root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
