@@ -447,8 +447,8 @@ def _demo_checkpoint(source: Path) -> Path:
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
 
 
-def load_tokenizer(config: EngineConfig) -> HfTokenizer:
-    return HfTokenizer(
+def load_tokenizer(config: EngineConfig, make: type[HfTokenizer] = HfTokenizer) -> HfTokenizer:
+    return make(
         config.model_path,
         trust_remote_code=bool(config.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,
