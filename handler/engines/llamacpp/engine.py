@@ -102,11 +102,15 @@ class Slots:
 class LlamaCppEngine(RemoteEngine[LlamaCall]):
     """Engine for llama.cpp's servers; see `engines.base.Engine`. Without option.base_url, it starts a server itself."""
 
+    own_name = child.NAME
+
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
         self._child = None if "base_url" in options else child.start(config)
         urls = options["base_url"] if self._child is None else (self._child.url,)
-        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
+        own = None if self._child is None else self._child.process
+        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
@@ -120,12 +124,18 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            setting = "option.base_url=" if self._child is None else "the server at "
-            model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            try:
+                model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+            except ConfigError:
+                if self._child is not None and (failure := self._child.failure()):
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
             self._name = model.name
-            self.begin("openai" if self._child is None else "llamacpp", model.max_tokens, config, failed)
-            if self._child is not None:
-                self._child.process.watch()
+            self.begin("openai", model.max_tokens, config, failed)
+            if own is not None:
+                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
+                own.watch()
             on_failure.pop_all()
 
     async def _model_at(self, url: str) -> LlamaModel:
@@ -143,11 +153,11 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         return model
 
     def _check_child(self) -> None:
-        """Raise an error if the server that the engine has started has ended, or if it is another process."""
+        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
         if self._child is None:
             return
         if failure := self._child.failure():
-            raise ConfigError(failure)
+            raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
     @staticmethod
@@ -292,11 +302,6 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
         await self._client.close()
-
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
 
 
 def _root(url: str) -> str:
