@@ -204,7 +204,8 @@ def test_the_token_of_llama_cpp_is_that_of_the_hub_and_secret() -> None:
     assert "hf_" not in str(problem)
 
 
-# -- the engine llamacpp, for which the flags of llama-server remain flags ----------------------------------------------
+# -- the engine llamacpp, to which the flags of llama-server are passed on ---------------------------------------------
+
 
 LLAMACPP = {"OPTION_LLM_ENGINE": "llamacpp"}
 
@@ -221,7 +222,7 @@ def flags_of(environ: dict[str, str]) -> str:
         (llama(CACHE_TYPE_K="q8_0", CACHE_TYPE_V="q8_0"), "--cache-type-k q8_0 --cache-type-v q8_0"),
         (llama(N_GPU_LAYERS="99", SPLIT_MODE="row"), "--n-gpu-layers 99 --split-mode row"),
         (llama(ROPE_SCALING="yarn", YARN_ORIG_CTX="4096"), "--rope-scaling yarn --yarn-orig-ctx 4096"),
-        (llama(SPEC_DRAFT_MODEL="/a b/d.gguf", SPEC_DRAFT_N_MAX="8"), "--spec-draft-model '/a b/d.gguf' --spec-draft-n-max 8"),
+        (llama(SPEC_DRAFT_MODEL="/a b.gguf", SPEC_DRAFT_N_MAX="8"), "--spec-draft-model '/a b.gguf' --spec-draft-n-max 8"),
         (llama(LORA="/l.gguf", UBATCH_SIZE="64"), "--lora /l.gguf --ubatch-size 64"),
         (llama(MMPROJ="/p.gguf", IMAGE_MAX_TOKENS="70"), "--image-max-tokens 70 --mmproj /p.gguf"),
         (llama(SWA_FULL="", CPU_MOE="true", CHECK_TENSORS="false"), "--cpu-moe --swa-full"),
