@@ -129,8 +129,10 @@ def _contents(values: Mapping[bytes, object]) -> tuple[str, int]:
 
 
 def in_parts(parts: int, first: str) -> str:
-    merge = f"merge them with `llama-gguf-split --merge {first} merged.gguf`"
-    return f"a model in {parts} parts: {merge}, or use --engine llamacpp, which reads {first}"
+    return (
+        f"a model in {parts} parts: merge them with `llama-gguf-split --merge {first} merged.gguf`, or use "
+        f"--engine llamacpp, which reads {first}"
+    )
 
 
 def check_complete(path: Path) -> Header:
@@ -168,7 +170,7 @@ def check_parts(first: Path) -> Header:
 
 
 def size(first: Path, parts: int) -> int:
-    """Return the size of a model in bytes, given the path and the number of its parts."""
+    """Return the size of a model in bytes. `first` is the path of its file, or of the first of its parts."""
     return sum(path.stat().st_size for path in _part_paths(first, parts))
 
 
@@ -244,7 +246,7 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
 
 
 def _first_of(path: Path) -> str:
-    """Return the name of the first part of a model, given the path of any part."""
+    """Return the name of the first part of a model. `path` is that of any part."""
     return _PART.sub("-00001-of-", path.name)
 
 
