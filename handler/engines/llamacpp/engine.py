@@ -19,7 +19,7 @@ import orjson
 from handler.engines.base import EngineConfig, EngineRequest, Silence
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
-from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
+from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
@@ -164,6 +164,9 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         return model
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
+        media = request.read_media()
+        if media is not None and media.media:
+            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -209,7 +212,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         Raises:
             Refused: the server has no projector, or would get other tokens.
         """
-        if call.images is None:
+        if not isinstance(call, ImageCall):
             return body
         projector = self._projectors.get(server.url)
         if projector is None:
@@ -220,7 +223,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
-        if call.images is None or call.begun:
+        if not isinstance(call, ImageCall) or call.begun:
             return
         await self._model_at(server.url)
         projector = self._projectors.get(server.url)
@@ -262,6 +265,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             self.hold(running, part)  # the last event may follow
         elif is_usable and (part.ids or part.finish is not None):
             self.take(server, running, part)
+        elif is_usable and tokens.ids:
+            running.silence.begin()  # tokens that are known already
         return is_usable
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
@@ -277,6 +282,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
+        if isinstance(call, ImageCall):
+            raise Refused(400, "llama-server reports no log-probabilities of tokens that end within a character")
         pieces = await self._load_pieces()
         if pieces is None:
             raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
@@ -290,8 +297,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            body = await self._with_images(server, call, scores(prefix, count))
-            data = await self._client.post(f"{_root(server.url)}/completion", body)
+            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
