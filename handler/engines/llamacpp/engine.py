@@ -12,19 +12,30 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
 
-from handler.engines.base import EngineConfig, EngineRequest, Silence
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.core.errors import ConfigError
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Silence
+from handler.engines.huggingface import files
+from handler.engines.huggingface.files import eos_ids
+from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.llamacpp import child, media
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
 from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
-from handler.engines.llamacpp.parameters import scores
+from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
+
+__all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
+
+_CONNECT_SECONDS = 5.0  # to a server that the engine has started
+_SETTING = child.LlamaSetting()
+check, prepare, weights = _SETTING.check, _SETTING.prepare, _SETTING.weights
 
 _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
@@ -101,16 +112,23 @@ class Slots:
 
 
 class LlamaCppEngine(RemoteEngine[LlamaCall]):
-    """Engine for llama.cpp's servers; see `engines.base.Engine`."""
+    """Engine for llama.cpp's servers; see `engines.base.Engine`. Without option.base_url, it starts a server itself."""
+
+    own_name = child.NAME
 
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
-        urls = options["base_url"]
-        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        self._child = None if "base_url" in options else child.start(config)
+        urls = options["base_url"] if self._child is None else (self._child.url,)
+        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
+        own = None if self._child is None else self._child.process
+        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
-        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        key = None if self._child is None else self._child.key
+        connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
+        self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
         self._projectors: dict[str, Projector | None] = {}  # by address
@@ -119,9 +137,18 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            model, failed = self.complete(find_model(urls, self._model_at, self._fit, description))
+            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            try:
+                model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+            except ConfigError:
+                if self._child is not None and (failure := self._child.failure()):
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
             self._name = model.name
             self.begin("openai", model.max_tokens, config, failed)
+            if own is not None:
+                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
+                own.watch()
             on_failure.pop_all()
 
     async def _model_at(self, url: str) -> LlamaModel:
@@ -130,6 +157,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         Raises:
             Failed: the server has no model yet, or does not describe it.
         """
+        self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
         model = _described(name, await self._client.get(f"{_root(url)}/props"))
@@ -155,6 +183,14 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     def _tokenizing(self, url: str) -> Tokenize:
         return functools.partial(self._client.post, f"{_root(url)}/tokenize")
+
+    def _check_child(self) -> None:
+        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
+        if self._child is None:
+            return
+        if failure := self._child.failure():
+            raise Failed(failure, lasts=True, ill=True)
+        self._child.process.check_port()
 
     @staticmethod
     def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -384,9 +420,26 @@ def _described(name: str, data: bytes) -> LlamaModel:
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:
-    vocabulary = load_tokenizer(config).vocabulary
+    vocabulary = files.load_tokenizer(config).vocabulary
     return Pieces(vocabulary.pieces if vocabulary is not None else ())
 
 
-async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop
+async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls, key=key)  # aiohttp needs a running event loop
+
+
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """Download the GGUF file of a model on the hub or on S3; see `engines.fetch`."""
+    return files.fetch(model_id, config, child.download, files.is_hub_reference)
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    return replace(CAPABILITIES, no_media=media.no_media(projector=child.has_projector(config)))
+
+
+def load_tokenizer(config: EngineConfig) -> HfTokenizer:
+    return media.load_tokenizer(config, projector=child.has_projector(config))
+
+
+def load(config: EngineConfig) -> LlamaCppEngine:
+    return LlamaCppEngine(config)
