@@ -352,7 +352,7 @@ def has_projector(config: EngineConfig) -> bool:
     """Return whether the server has a projector for images."""
     if words := _sets_projector(config):
         return not words & {"--no-mmproj", "--no-mmproj-auto"}
-    return find_projector(config.weights_path) is not None
+    return config.weights is not None and find_projector(config.weights) is not None
 
 
 def _sets_projector(config: EngineConfig) -> set[str]:
