@@ -138,7 +138,7 @@ def download(model_id: str, revision: str | None) -> Path:
     """
     if (file := gguf_file(model_id)) is None:
         raise ConfigError(f"the engine llamacpp needs the name of a file on the hub: {model_id}/FILE.gguf")
-    return download_gguf(*file, revision, parts=True)
+    return download_gguf(*file, revision, gguf.parts_pattern(file[1]), PROJECTOR_PATTERN)
 
 
 def _wrong(key: str, message: str) -> ConfigError:
@@ -239,8 +239,7 @@ def sizes(config: EngineConfig, free: int | None) -> Sizes:
 
 def cache_bytes(values: Mapping[bytes, object]) -> int:
     """Return an upper estimate of the bytes in the KV cache for a token, in 16 bits; 0 if the header does not tell."""
-    architecture = values.get(b"general.architecture")
-    prefix = architecture if isinstance(architecture, bytes) else b""
+    prefix = _prefix(values)
 
     def number(name: bytes) -> int:
         value = values.get(prefix + b"." + name)
@@ -255,6 +254,12 @@ def cache_bytes(values: Mapping[bytes, object]) -> int:
     width = number(b"embedding_length") // heads if heads else 0
     key, value = (number(b"attention." + name) or width for name in (b"key_length", b"value_length"))
     return 2 * num_heads * (key + value)
+
+
+def _prefix(values: Mapping[bytes, object]) -> bytes:
+    """Return the prefix of the names of a model's own values."""
+    architecture = values.get(b"general.architecture")
+    return architecture if isinstance(architecture, bytes) else b""
 
 
 def free_memory() -> int | None:
@@ -288,6 +293,14 @@ def num_threads() -> int | None:
     except (OSError, ValueError):
         pass  # no cgroup
     return allowed if allowed < (os.cpu_count() or 1) else None
+
+
+# -- the projector -----------------------------------------------------------------------------------------------------
+
+_PROJECTORS = frozenset({"-mm", "--mmproj", "-mmu", "--mmproj-url", "--no-mmproj", "--no-mmproj-auto"})
+_BASE, _WIDTH = b"general.basename", b"clip.vision.projection_dim"
+PROJECTOR_PATTERN = "*mmproj*[-_.][fF]16.gguf"
+"""Names of projectors on the hub. Most repositories have one in 16 bits."""
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -330,7 +343,37 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
 
 def beside(config: EngineConfig) -> dict[str, str]:
     """Return the variables for files beside the model: adapters and a projector."""
-    return {}
+    file = None if _sets_projector(config) else find_projector(config.weights_path)
+    return {} if file is None else {"LLAMA_ARG_MMPROJ": str(file.absolute())}
+
+
+def has_projector(config: EngineConfig) -> bool:
+    """Return whether the server has a projector for images."""
+    if words := _sets_projector(config):
+        return not words & {"--no-mmproj", "--no-mmproj-auto"}
+    return config.weights is not None and find_projector(config.weights) is not None
+
+
+def _sets_projector(config: EngineConfig) -> set[str]:
+    """Return the flags in `option.llama_server_args` that set or disable a projector."""
+    return _PROJECTORS.intersection(
+        word.replace("_", "-") for word in config.engine_options.get("llama_server_args", ())
+    )
+
+
+def find_projector(file: Path) -> Path | None:
+    """Return the projector beside a model's file, preferably in 16 bits, or None if there is none.
+
+    A directory may contain several models. A projector belongs to those with its width and its base model.
+    """
+    model, found = gguf.check_complete(file).values, list[tuple[bool, Path]]()
+    name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
+    for path in model_files.gguf_files(file.parent):
+        with contextlib.suppress(OSError, ValueError):
+            kind, values = gguf.kind_and_values(path)
+            if kind == "mmproj" and values.get(_WIDTH) == width and values.get(_BASE) in (None, name):
+                found.append((values.get(b"general.file_type") != 1, path))  # 1: F16
+    return min(found)[1] if found else None
 
 
 def command(config: EngineConfig) -> list[str]:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,10 +20,11 @@ import orjson
 from handler.core.errors import ConfigError
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Silence
 from handler.engines.huggingface import files
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
-from handler.engines.llamacpp import child
+from handler.engines.huggingface.files import eos_ids
+from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.llamacpp import child, media
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
-from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
+from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
@@ -201,11 +203,6 @@ class LlamaServers(RemoteEngine[C]):
     async def disconnect(self) -> None:
         await self._client.close()
 
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
-
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
     """Engine for text generation with llama.cpp's servers; see `engines.base.Engine`."""
@@ -240,6 +237,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return functools.partial(self._client.post, f"{root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
+        media = request.read_media()
+        if media is not None and media.media:
+            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -285,7 +285,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         Raises:
             Refused: the server has no projector, or would get other tokens.
         """
-        if call.images is None:
+        if not isinstance(call, ImageCall):
             return body
         projector = self._projectors.get(server.url)
         if projector is None:
@@ -296,7 +296,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
-        if call.images is None or call.begun:
+        if not isinstance(call, ImageCall) or call.begun:
             return
         await self.model_at(server.url)
         projector = self._projectors.get(server.url)
@@ -338,6 +338,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             self.hold(running, part)  # the last event may follow
         elif is_usable and (part.ids or part.finish is not None):
             self.take(server, running, part)
+        elif is_usable and tokens.ids:
+            running.silence.begin()  # tokens that are known already
         return is_usable
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
@@ -353,6 +355,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
+        if isinstance(call, ImageCall):
+            raise Refused(400, "llama-server reports no log-probabilities of tokens that end within a character")
         pieces = await self._load_pieces()
         if pieces is None:
             raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
@@ -366,8 +370,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            body = await self._with_images(server, call, scores(prefix, count))
-            data = await self._client.post(f"{root(server.url)}/completion", body)
+            data = await self._client.post(f"{root(server.url)}/completion", scores(prefix, count))
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -435,7 +438,7 @@ def _described(name: str, data: bytes) -> LlamaModel:
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:
-    vocabulary = load_tokenizer(config).vocabulary
+    vocabulary = files.load_tokenizer(config).vocabulary
     return Pieces(vocabulary.pieces if vocabulary is not None else ())
 
 
@@ -449,7 +452,11 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return CAPABILITIES
+    return replace(CAPABILITIES, no_media=media.no_media(projector=child.has_projector(config)))
+
+
+def load_tokenizer(config: EngineConfig) -> HfTokenizer:
+    return media.load_tokenizer(config, projector=child.has_projector(config))
 
 
 def load(config: EngineConfig) -> LlamaCppEngine:
