@@ -46,10 +46,12 @@ def engine_spec(config: Config) -> Spec:
         config = _with_directories(config, name, model_id)
         task = served_task(config, name, model_id)
         model = engines.prepare(name, model_id, EngineConfig(config, task=task))
+        weights = engines.weights(name, model_id)
     except OSError as error:
         raise ConfigError(f"the model's files cannot be fetched: {error}") from error
     source = Path(model_id) if model_id and Path(model_id).is_dir() else None
-    return Spec(name, EngineConfig(config, model, chat_template(config), task, None if source == model else source))
+    source = None if source == model else source
+    return Spec(name, EngineConfig(config, model, chat_template(config), task, source, weights))
 
 
 def _with_directories(config: Config, engine: str, model_id: str | None) -> Config:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from handler.config.engines import LLM_ENGINES
 from handler.config.options.option import OF_JAVA, Gone, Option, declared
-from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENVINO, REMOTE, TRTLLM, VLLM, Options
+from handler.config.options.tables import ECHO, GPU, GUIDED, LLAMACPP, MEDIA, OPENVINO, REMOTE, TRTLLM, VLLM, Options
 
 # -- foreign names: foreign.json has a line for each name, which defines how the name is treated -----------------------
 
@@ -146,7 +146,7 @@ __all__ = ["COMMON", "ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "O
 
 COMMON = declared(Options)
 
-OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *REMOTE, *JAVA, *FOREIGN)
+OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *REMOTE, *LLAMACPP, *JAVA, *FOREIGN)
 
 KNOWN: dict[str, list[Option]] = {}
 """Maps names and aliases to options. Two engines may have different options with the same name."""

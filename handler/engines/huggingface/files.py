@@ -188,6 +188,18 @@ def download_descriptions(name: str, revision: str | None) -> Path:
     return download(name, revision, only=DESCRIPTIONS)
 
 
+def download_gguf(name: str, file: str, revision: str | None) -> Path:
+    """Download a GGUF file of a hub model.
+
+    Raises:
+        ConfigError: the hub does not have the file, or cannot be reached.
+    """
+    path = download(name, revision, only=[file], without=()) / file
+    if not path.is_file():
+        raise ConfigError(f"{name} on the hub has no file {file!r}")
+    return path
+
+
 def download(
     name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
 ) -> Path:

@@ -10,18 +10,32 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from handler.engines.base import EngineConfig, EngineRequest, Silence
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.core.errors import ConfigError
+from handler.core.values import Task
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Silence, Tokenizer
+from handler.engines.huggingface import files
+from handler.engines.huggingface.files import eos_ids
+from handler.engines.huggingface.pooling import HfPoolingTokenizer
+from handler.engines.llamacpp import child
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
-from handler.engines.llamacpp.parameters import scores
+from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
+
+if TYPE_CHECKING:
+    from handler.engines.llamacpp.pooling import LlamaPooling
+
+__all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
+
+_CONNECT_SECONDS = 5.0  # to a server that the engine has started
+_SETTING = child.LlamaSetting()
+check, prepare, weights = _SETTING.check, _SETTING.prepare, _SETTING.weights
 
 _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
@@ -97,7 +111,7 @@ class Slots:
 
 
 class LlamaServers(RemoteEngine[C]):
-    """Base class of engines that use llama.cpp's servers.
+    """Base class of engines that use llama.cpp's servers. Without option.base_url, they start a server themselves.
 
     Attributes:
         model: the servers' common model.
@@ -107,10 +121,13 @@ class LlamaServers(RemoteEngine[C]):
 
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
-        urls = options["base_url"]
+        self._child = None if "base_url" in options else child.start(config)
+        urls = options["base_url"] if self._child is None else (self._child.url,)
         super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
         self._config = config
-        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        key = None if self._child is None else self._child.key
+        connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
+        self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
         # Number of connections of the client when it last asked a server for its model, by address.
@@ -118,31 +135,43 @@ class LlamaServers(RemoteEngine[C]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description))
+            setting = "option.base_url=" if self._child is None else "the server at "
+            self.model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
             self._name = self.model.name
-            self.begin("openai", self.model.max_tokens, config, failed)
+            self.begin("openai" if self._child is None else "llamacpp", self.model.max_tokens, config, failed)
+            if self._child is not None:
+                self._child.process.watch()
             on_failure.pop_all()
 
-    async def model_at(self, url: str) -> LlamaModel:
+    async def _model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
             Failed: the server has no model yet, or does not describe it.
         """
+        self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{root(url)}/props"))
+        model = _described(name, await self._client.get(f"{_root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
 
-    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def _check_child(self) -> None:
+        """Raise an error if the server that the engine has started has ended, or if it is another process."""
+        if self._child is None:
+            return
+        if failure := self._child.failure():
+            raise ConfigError(failure)
+        self._child.process.check_port()
+
+    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def check_connection(self, server: RemoteServer) -> None:
+    async def _check_connection(self, server: RemoteServer) -> None:
         """Ask a server for its model after each new connection, because it may have been restarted with another model.
 
         llama-server ignores the name of the model in a request.
@@ -156,10 +185,19 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self._fit(await self._model_at(server.url), self.model).max_tokens)
+
+    async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
+        """Send a request to llama-server's own API; see `HttpClient.post`."""
+        return await self._client.post(f"{_root(url)}{path}", body)
 
     async def disconnect(self) -> None:
         await self._client.close()
+
+    def close(self) -> None:
+        super().close()
+        if self._child is not None:
+            self._child.process.stop()
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -209,8 +247,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{root(server.url)}/completion", body) as events:
-            await self.check_connection(server)
+        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+            await self._check_connection(server)
             async for batch in events:
                 for event in batch:
                     if running.ended:
@@ -245,8 +283,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{root(server.url)}/completion", body)
-        await self.check_connection(server)
+        data = await self._client.post(f"{_root(server.url)}/completion", body)
+        await self._check_connection(server)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
@@ -269,7 +307,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            data = await self._client.post(f"{root(server.url)}/completion", scores(prefix, count))
+            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -288,7 +326,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await super().disconnect()
 
 
-def root(url: str) -> str:
+def _root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
@@ -310,9 +348,32 @@ def _described(name: str, data: bytes) -> LlamaModel:
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:
-    vocabulary = load_tokenizer(config).vocabulary
+    vocabulary = files.load_tokenizer(config).vocabulary
     return Pieces(vocabulary.pieces if vocabulary is not None else ())
 
 
-async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop
+async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls, key=key)  # aiohttp needs a running event loop
+
+
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """Download the GGUF file of a model on the hub or on S3; see `engines.fetch`."""
+    return files.fetch(model_id, config, child.download, files.is_hub_reference)
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    return CAPABILITIES
+
+
+def load(config: EngineConfig) -> LlamaCppEngine | LlamaPooling:
+    if config.task is Task.GENERATION:
+        return LlamaCppEngine(config)
+    from handler.engines.llamacpp.pooling import LlamaPooling  # imports this module
+
+    return LlamaPooling(config)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is Task.GENERATION:
+        return files.load_tokenizer(config)
+    return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)

@@ -15,15 +15,13 @@ from typing import Any
 
 from handler.core.errors import ConfigError, Problem
 from handler.core.values import Sampling, Task
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, Tokenizer
-from handler.engines.huggingface import files
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
-from handler.engines.huggingface.pooling import HfPoolingTokenizer
-from handler.engines.llamacpp import pooling as llamacpp
-from handler.engines.llamacpp.engine import LlamaCppEngine
+from handler.engines.llamacpp import engine as llamacpp
+from handler.engines.llamacpp.engine import LlamaCppEngine, load_tokenizer
 from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
-from handler.engines.llamacpp.pooling import LlamaPooling
+from handler.engines.llamacpp.pooling import LlamaPooling, check_pooling
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS
@@ -61,7 +59,7 @@ class UrlSetting(RemoteOptions):
 
 def check_task(config: EngineConfig, kind: str) -> None:
     """Raise ConfigError if a kind of server does not support the model's task, or if option.pooling is set."""
-    llamacpp.check_task(config)
+    check_pooling(config)
     if config.task is not Task.GENERATION and kind not in ("llamacpp", "auto"):
         message = f"option.task={config.options.task}: servers of the kind {kind} only generate text here"
         raise ConfigError(Problem("", "option.task", f"{message}; llamacpp also computes embeddings and scores"))
@@ -280,11 +278,5 @@ def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
     kind = _kind(config)
     check_task(config, kind)
     if kind == "llamacpp":
-        return LlamaCppEngine(config) if config.task is Task.GENERATION else LlamaPooling(config)
+        return llamacpp.load(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)
-
-
-def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is Task.GENERATION:
-        return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)
