@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.config.model_files import read_json
-from handler.core.errors import ConfigError, Problem
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
@@ -30,18 +29,6 @@ _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
 _OF_PROBABILITIES = ("qwen3", "qwen3_vl")
 """Types of models whose scores llama.cpp converts to probabilities itself (`build_pooling` in src/llama-graph.cpp)."""
-
-
-def check_pooling(config: EngineConfig) -> None:
-    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
-    if config.task is Task.CLASSIFICATION:
-        key = f"option.task={config.options.task}"
-        message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
-        raise ConfigError(Problem("", "option.task", message))
-    if config.task is not Task.GENERATION and config.options.pooling != "auto":
-        key = f"option.pooling={config.options.pooling}"
-        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
-        raise ConfigError(Problem("", "option.pooling", message))
 
 
 class PooledCall(NamedTuple):

@@ -20,8 +20,8 @@ from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.llamacpp import engine as llamacpp
 from handler.engines.llamacpp.engine import LlamaCppEngine, load_tokenizer
-from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
-from handler.engines.llamacpp.pooling import LlamaPooling, check_pooling
+from handler.engines.llamacpp.parameters import check_pooling
+from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS
@@ -266,7 +266,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     """
     kind = _kind(config)
     check_task(config, kind)
-    return LLAMACPP if kind == "llamacpp" else KINDS[kind].capabilities
+    return llamacpp.capabilities(config) if kind == "llamacpp" else KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
