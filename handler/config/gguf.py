@@ -184,7 +184,7 @@ def contents(path: Path) -> tuple[str, int]:
 def kind_and_values(path: Path) -> tuple[str, dict[bytes, object]]:
     """Return the kind of a file, as in `contents`, and the key-value pairs of its header."""
     values = _values(path)
-    return _contents(values)[0], values
+    return contents_of(values)[0], values
 
 
 def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:

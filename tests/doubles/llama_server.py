@@ -65,12 +65,24 @@ class Refusal(Exception):
         self.error: dict[str, Any] = {"code": code, "message": message, "type": kind}
 
 
+Scales = tuple[float, ...]
+
+
 @dataclass
 class Slot:
-    """A slot; `tokens` are in its KV cache, also after its request."""
+    """A slot; `tokens` are in its KV cache, also after its request.
+
+    Attributes:
+        lora: scales of the last request.
+        computed_by: scales with which the tokens were computed.
+        number: how many requests the server had begun before this one.
+    """
 
     id: int
     tokens: list[int] = field(default_factory=list)
+    lora: Scales = ()
+    computed_by: Scales = ()
+    number: int = 0
     is_processing: bool = False
     error: Refusal | None = None
 
@@ -97,6 +109,7 @@ class LlamaServer:
         pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
         batch: tokens of a text to pool.
         dimensions: numbers of an embedding.
+        adapters: paths of its LoRA adapters, with the scales of its start; its memory of prompts ignores them.
     """
 
     def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:
@@ -121,6 +134,9 @@ class LlamaServer:
         self.encode: Callable[[str], list[int]] = lambda text: []
         self.begin: list[int] = []
         self.marker = ""
+        self.adapters: list[tuple[str, float]] = []
+        self._memory: list[tuple[list[int], Scales]] = []  # earlier prompts
+        self._num_begun = 0
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._freed = asyncio.Condition()
@@ -190,6 +206,10 @@ class LlamaServer:
             case "POST", "/tokenize":
                 asked = json.loads(body)
                 return await _write(writer, 200, {"tokens": self._tokens(asked["content"], asked["add_special"])})
+            case "GET", "/lora-adapters":
+                more = {"task_name": "", "prompt_prefix": ""}
+                entries = [{"id": id, "path": path, "scale": scale} for id, (path, scale) in enumerate(self.adapters)]
+                return await _write(writer, 200, [entry | more for entry in entries])
             case "POST", "/completion" | "/completions":
                 return await self._complete(json.loads(body), reader, writer)
             case "POST", "/embedding" | "/embeddings":
@@ -353,8 +373,35 @@ class LlamaServer:
             slot = max(
                 (slot for slot in self.slots if not slot.is_processing), key=lambda slot: _common(slot.tokens, prompt)
             )
-            slot.is_processing, slot.error = True, None
+            slot.is_processing, slot.error, slot.number = True, None, self._num_begun
+            self._num_begun += 1
             return slot
+
+    def launch(self, slot: Slot, body: dict[str, Any]) -> bool:
+        """Prepare a slot for a request. Return whether its cached tokens were computed with other adapters."""
+        if not self.adapters:
+            return False
+        prompt = body["prompt"]
+        if slot.tokens and _common(slot.tokens, prompt) < len(slot.tokens) / 2:
+            self._memory.append((slot.tokens, slot.computed_by))
+            best = max(self._memory, key=lambda known: _common(known[0], prompt))
+            if _common(best[0], prompt) > _common(slot.tokens, prompt):
+                slot.tokens, slot.computed_by = best
+        scales = tuple(scale for _, scale in self.adapters)
+        if asked := {entry["id"]: entry["scale"] for entry in body.get("lora") or ()}:
+            scales = tuple(float(asked.get(id, 0)) for id in range(len(self.adapters)))
+            if scales != slot.lora:
+                slot.tokens = []
+        slot.lora = scales
+        is_reused = bool(body.get("cache_prompt", True) and _common(slot.tokens, prompt))
+        is_mixed = is_reused and slot.computed_by != scales
+        slot.computed_by = scales
+        return is_mixed
+
+    def waits(self, slot: Slot) -> bool:
+        """Whether a request waits for another one with other adapters, which began earlier."""
+        others = [other for other in self.slots if other.is_processing and other.number < slot.number]
+        return any(other.lora != slot.lora for other in others)
 
     async def _generate(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         slot = await self._slot(body["prompt"])
@@ -396,6 +443,8 @@ class _Run:
 
     def __init__(self, server: LlamaServer, slot: Slot, body: dict[str, Any]) -> None:
         self.server, self.slot, self.body = server, slot, body
+        is_mixed = server.launch(slot, body)
+        self._salt = repr(slot.lora) + "mixed" * is_mixed if is_mixed or any(slot.lora) else ""
         self.num_cached = _common(slot.tokens, body["prompt"]) if body.get("cache_prompt", True) else 0
         self.num_cached = min(self.num_cached, len(body["prompt"]) - 1)
         self.last: dict[str, Any] = {}
@@ -412,6 +461,8 @@ class _Run:
         most = body.get("n_predict", -1)
         while True:
             await asyncio.sleep(server.pace)
+            while server.waits(self.slot):
+                await asyncio.sleep(0.001)
             if sum(len(slot.tokens) for slot in server.slots if slot.is_processing) >= server.pool:
                 server.fail_all("Context size has been exceeded.")
             if self.slot.error is not None:
@@ -474,7 +525,7 @@ class _Run:
 
     def _sample(self) -> tuple[int, dict[str, Any]]:
         ids = [*self.body["prompt"], *self._ids]
-        raw = self.server.model.logits(ids)
+        raw = self.server.model.logits(ids, self._salt)
         biased = raw.copy()
         for id, bias in self.body.get("logit_bias", ()):
             if 0 <= id < len(raw):
@@ -562,16 +613,17 @@ class Model:
         self._pieces = pieces
         self._continues = 8 * numpy.array([b"\x80" <= piece[:1] < b"\xc0" for piece in pieces])
         self._begins = 4 * numpy.array([piece[-1:] >= b"\xc0" for piece in pieces])
-        self._known: dict[tuple[int, ...], Any] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Any] = {}
 
-    def logits(self, ids: Sequence[int]) -> Any:
+    def logits(self, ids: Sequence[int], salt: str = "") -> Any:
+        """Return the logits of the model, or of the model with the adapters that `salt` describes."""
         last = (*(id for id in ids if id >= IMAGE), *ids[-4:])
-        if last not in self._known:
-            self._known[last] = self._logits(last)
-        return self._known[last]
+        if (salt, last) not in self._known:
+            self._known[salt, last] = self._logits(last, salt)
+        return self._known[salt, last]
 
-    def _logits(self, last: tuple[int, ...]) -> Any:
-        draw = numpy.random.default_rng(zlib.crc32(repr(last).encode()))
+    def _logits(self, last: tuple[int, ...], salt: str) -> Any:
+        draw = numpy.random.default_rng(zlib.crc32(f"{last}{salt}".encode()))
         values = draw.uniform(0, 6, len(self._pieces))
         if cut_off(b"".join(self._pieces[id] for id in last if id < IMAGE)):
             values += self._continues * (draw.random() < 0.95)  # seldom leaves a character incomplete

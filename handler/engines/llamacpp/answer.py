@@ -57,6 +57,7 @@ class LlamaCall(ResponseCheck):
         self._ends = frozenset(self._sampling.stop_token_ids)
         self._context = context
         self._prompt = list(request.ids)
+        self.adapter = request.adapter
         self._goes_on = request.goes_on
         self._ids: list[int] = []
         self._num_legs = 0

@@ -25,9 +25,11 @@ import orjson
 
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
+from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
 from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
-from handler.engines.llamacpp import readable
+from handler.engines.llamacpp import adapters, readable
+from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
@@ -93,6 +95,10 @@ class LlamaSetting:
             check_flags(config)
         with problems:
             check_options(config)
+        with problems:
+            check_pooling(config)
+        with problems:
+            adapters.check_files(config)
         with problems:
             if not (is_hub_reference(model_id) or is_fetched(model_id) or model_id in (None, model_files.DEMO)):
                 self.prepare(model_id, config)
@@ -192,6 +198,8 @@ _GIB = 1 << 30
 _CACHE_GIB = 4  # most memory of the KV cache if option.kv_cache_gib does not set it
 _PROMPTS_GIB = 8  # most memory of the prompt cache, as llama-server itself
 _LEAST_CONTEXT = 4096
+_BATCH = 512  # tokens, as llama-server itself
+_MOST_BATCH = 8192  # tokens; larger batches need much more memory
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -329,6 +337,12 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         "LLAMA_ARG_UI": 0,
         "LLAMA_ARG_NO_WEBUI": 1,
     }
+    if config.task is not Task.GENERATION:
+        # A text must fit into one batch.
+        most = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MOST_BATCH)
+        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": most}
+        if config.task is Task.RERANK:
+            variables["LLAMA_ARG_RERANKING"] = 1
     if threads is not None:
         variables["LLAMA_ARG_THREADS"] = threads
     if config.options.max_num_batched_tokens:
@@ -354,7 +368,7 @@ def has_projector(config: EngineConfig) -> bool:
     return config.weights is not None and find_projector(config.weights) is not None
 
 
-def _sets_projector(config: EngineConfig) -> set[str]:
+def _sets_projector(config: EngineConfig) -> frozenset[str]:
     """Return the flags in `option.llama_server_args` that set or disable a projector."""
     return _PROJECTORS.intersection(
         word.replace("_", "-") for word in config.engine_options.get("llama_server_args", ())
@@ -382,6 +396,7 @@ def command(config: EngineConfig) -> list[str]:
         program(config),
         *("-m", str(config.weights_path.absolute())),
         *config.engine_options.get("llama_server_args", ()),
+        *adapters.flags(config),
     ]
 
 

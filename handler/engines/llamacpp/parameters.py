@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.errors import ConfigError, Problem
 from handler.core.media import MEDIA
-from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import Capabilities, Rule, arguments, drawn_or, unless_neutral
+from handler.core.values import Sampling, StructuredOutput, Task
+from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, drawn_or, unless_neutral
 from handler.engines.structured_output.characters import choice_of
 from handler.engines.structured_output.regex import regex_grammar
 
@@ -223,6 +224,19 @@ CAPABILITIES = Capabilities(
     no_adapters="adapters are loaded by the server at option.base_url",
     no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
 )
+
+
+def check_pooling(config: EngineConfig) -> None:
+    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
+    if config.task is Task.CLASSIFICATION:
+        key = f"option.task={config.options.task}"
+        message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
+        raise ConfigError(Problem("", "option.task", message))
+    if config.task is not Task.GENERATION and config.options.pooling != "auto":
+        key = f"option.pooling={config.options.pooling}"
+        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
+        raise ConfigError(Problem("", "option.pooling", message))
+
 
 _IGNORED = frozenset((
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",
