@@ -253,7 +253,7 @@ class Options:
 
 
 _GPU = ("vllm", "trtllm")
-_GUIDED = ("openvino", *_GPU)
+_GUIDED = ("openvino", *_GPU, "llamacpp", "openai")
 
 ECHO = (
     Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0 disables the limit", engines=("echo",), idle="only the echo engine has a speed limit"),

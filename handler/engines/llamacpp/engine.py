@@ -26,6 +26,7 @@ from handler.engines.huggingface.pooling import HfPoolingTokenizer
 from handler.engines.llamacpp import child, media
 from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
@@ -36,7 +37,17 @@ from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, 
 if TYPE_CHECKING:
     from handler.engines.llamacpp.pooling import LlamaPooling
 
-__all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
+__all__ = [
+    "LlamaCppEngine",
+    "capabilities",
+    "check",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+    "weights",
+]
 
 _CONNECT_SECONDS = 5.0  # to a server that the engine has started
 _SETTING = child.LlamaSetting()
@@ -556,6 +567,9 @@ def capabilities(config: EngineConfig) -> Capabilities:
 def _reads_images(config: EngineConfig) -> bool:
     urls = config.engine_options.get("base_url", ())
     return has_projector(urls) if urls else child.has_projector(config)
+
+
+structured_output_check = LlamaCheck
 
 
 def load(config: EngineConfig) -> LlamaCppEngine | LlamaPooling:

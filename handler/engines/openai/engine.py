@@ -15,11 +15,12 @@ from typing import Any
 
 from handler.core.errors import ConfigError, Problem
 from handler.core.values import Sampling, Task
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, Tokenizer
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, StructuredOutputCheck, Tokenizer
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.llamacpp import engine as llamacpp
+from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
@@ -37,7 +38,17 @@ from handler.engines.openai.sglang import (
 from handler.engines.remote.engine import TLS_CLOSE, TRUST, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
 
-__all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+__all__ = [
+    "UrlEngine",
+    "capabilities",
+    "check",
+    "checks_structured_output",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+]
 
 _TAKES_ENDS = ("vllm", "sglang")
 """Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
@@ -273,6 +284,15 @@ def capabilities(config: EngineConfig) -> Capabilities:
 def _kind(config: EngineConfig) -> str:
     kind: str = config.engine_options.get("base_url_kind", "auto")
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
+
+
+def checks_structured_output(config: EngineConfig) -> bool:
+    """Return whether clients' schemas and grammars are checked here. Other servers limit their own work."""
+    return _kind(config) == "llamacpp"
+
+
+def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
+    return LlamaCheck(config)
 
 
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
