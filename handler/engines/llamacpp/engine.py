@@ -120,11 +120,15 @@ class LlamaServers(RemoteEngine[C]):
 
     model: LlamaModel
 
+    own_name = child.NAME
+
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
         self._child = None if "base_url" in options else child.start(config)
         urls = options["base_url"] if self._child is None else (self._child.url,)
-        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
+        own = None if self._child is None else self._child.process
+        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
         key = None if self._child is None else self._child.key
         connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
@@ -136,12 +140,18 @@ class LlamaServers(RemoteEngine[C]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            setting = "option.base_url=" if self._child is None else "the server at "
-            self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            try:
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+            except ConfigError:
+                if self._child is not None and (failure := self._child.failure()):
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
             self._name = self.model.name
-            self.begin("openai" if self._child is None else "llamacpp", self.model.max_tokens, config, failed)
-            if self._child is not None:
-                self._child.process.watch()
+            self.begin("openai" if own is None else "llamacpp", self.model.max_tokens, config, failed)
+            if own is not None:
+                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
+                own.watch()
             on_failure.pop_all()
 
     async def model_at(self, url: str) -> LlamaModel:
@@ -159,11 +169,11 @@ class LlamaServers(RemoteEngine[C]):
         return model
 
     def _check_child(self) -> None:
-        """Raise an error if the server that the engine has started has ended, or if it is another process."""
+        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
         if self._child is None:
             return
         if failure := self._child.failure():
-            raise ConfigError(failure)
+            raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -373,7 +383,11 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def disconnect(self) -> None:
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
+<<<<<<< HEAD
         await super().disconnect()
+=======
+        await self._client.close()
+>>>>>>> ai-child
 
 
 @functools.lru_cache
