@@ -1,8 +1,8 @@
 """GGUF files of small random models of architectures that OpenVINO GenAI refuses, beside their tokenizer's directory.
 
-Greedy ids must not depend on the last bits of the logits. The weights of the last matrix are large, so that logits have
-a standard deviation of 1, and the first two of five hundred differ by 0.3 on average. `clear_prompts` of the tests then
-leaves out the few prompts whose response nevertheless comes to a tie.
+Greedy ids must not depend on the last bits of the logits. The weights of the last matrix give the logits a standard
+deviation of 1, so that the first two of five hundred differ by 0.3 on average. Tests leave out the few prompts whose
+response nevertheless comes to a tie. Larger logits would differ by more than 1e-4 between two batches.
 """
 
 from __future__ import annotations

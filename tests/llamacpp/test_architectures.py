@@ -14,7 +14,6 @@ from handler.config.gguf import check_complete
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineRequest
-from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openvino.gguf import check_readable
 from tests.checkpoints import architectures

@@ -383,11 +383,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def disconnect(self) -> None:
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
-<<<<<<< HEAD
         await super().disconnect()
-=======
-        await self._client.close()
->>>>>>> ai-child
 
 
 @functools.lru_cache
