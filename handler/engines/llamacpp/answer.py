@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -200,10 +201,21 @@ class LlamaCall(ResponseCheck):
 def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
     """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
 
-    It omits tokens after which the text is incomplete, even if the response is not a stream.
+    It omits tokens after which the text is incomplete, even if the response is not a stream. These may include special
+    tokens, because they have no text.
+
+    Raises:
+        Failed: the log-probabilities cannot be read.
     """
-    scores = iter(tokens.scores)
-    return [None if omitted else next(scores, None) for omitted in pieces.incomplete(tokens.ids)]
+    scores = deque(tokens.scores)
+    result: list[Mapping[str, Any] | None] = []
+    try:
+        for id, omitted in zip(tokens.ids, pieces.incomplete(tokens.ids), strict=True):
+            is_reported = bool(scores) and not omitted and scores[0]["id"] == id
+            result.append(scores.popleft() if is_reported else None)
+    except (KeyError, TypeError) as error:
+        raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
+    return result
 
 
 def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None:
