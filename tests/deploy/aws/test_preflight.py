@@ -25,9 +25,9 @@ from deploy.preflight import model as preflight_model
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, refuse_errors
 from deploy.resolve.decision import Decision, InstancePool
+from deploy.resolve.instances import architecture
 from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.s3.prefix import Entry
-from deploy.resolve.instances import architecture
 from deploy.spec import Spec
 from tests.deploy.doubles.archives import archive
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
