@@ -2,8 +2,9 @@
 
 The module of an engine is `engine.py`, in the folder with the engine's name. It imports the engine's package only
 inside functions. The module defines `check`, `prepare`, `capabilities`, `load` and `load_tokenizer`. It also defines
-`fetch` if the engine reads a model's files, `conversion` if the engine converts them, and `structured_output_check` if
-a client's schema or grammar could harm the engine. The functions below call them.
+`fetch` if the engine reads a model's files, `conversion` if the engine converts them, `weights` if the engine loads a
+single file, and `structured_output_check` if a client's schema or grammar could harm the engine. The functions below
+call them.
 """
 
 from __future__ import annotations
@@ -78,6 +79,16 @@ def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | Non
         The path of the files that the engine loads, or None if it needs no files.
     """
     return cast(Path | None, _module(name).prepare(model_id, config))
+
+
+def weights(name: str, model_id: str | None) -> Path | None:
+    """Return the file with the weights of `option.model_id`, or None if the engine loads only what `prepare` returns.
+
+    Raises:
+        ConfigError: the engine loads a file, but there is no such file.
+    """
+    finding = getattr(_module(name), "weights", None)
+    return None if finding is None else cast(Path, finding(model_id))
 
 
 def check_task(name: str, task: Task, option: str) -> None:

@@ -173,6 +173,7 @@ class EngineConfig:
         source: directory from which these files were converted, or None if they were not converted.
         chat_template: template that replaces the model's own.
         task: what the model computes, according to `option.task` and the model's files.
+        weights: file with the model's weights, for engines that load it and use `model` only for the rest.
     """
 
     options: Config = field(default_factory=Config)
@@ -180,6 +181,7 @@ class EngineConfig:
     chat_template: str | None = None
     task: Task = Task.GENERATION
     source: Path | None = None
+    weights: Path | None = None
 
     @property
     def engine_options(self) -> Mapping[str, Any]:
@@ -191,6 +193,12 @@ class EngineConfig:
         """The path of the files to load, for engines that have a model."""
         assert self.model is not None
         return self.model
+
+    @property
+    def weights_path(self) -> Path:
+        """The file with the model's weights, for engines that load a file."""
+        assert self.weights is not None
+        return self.weights
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ class Options:
     max_audio_seconds: int = option(integer(1, 14_400), 1800, "maximum length of an audio clip, in seconds")
     audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "maximum seconds to fetch an audio clip")
     # how much at once
-    max_rolling_batch_size: int = option(integer(1, 4096), 32, "maximum number of sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256})
+    max_rolling_batch_size: int = option(integer(1, 4096), 32, "maximum number of sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256, "llamacpp": 8})
     job_queue_size: int = option(integer(1), 1000, "maximum number of waiting requests; further requests get 503, 429 or 529, depending on the API", prefix="")
     batch_size: int = option(integer(1, 4096), 1, "dynamic batching: maximum number of requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
@@ -464,6 +464,7 @@ TRTLLM = (
 
 _OPENAI = ("openai",)
 _GRPC = ("grpc",)
+_LLAMACPP = ("llamacpp",)
 
 
 def urls(text: str) -> tuple[str, ...]:
@@ -504,5 +505,10 @@ REMOTE = (
     Option("option.engine_python", "engine_python", path, None, "path of the Python interpreter of an environment with vLLM, SGLang or TensorRT-LLM, which starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
     Option("option.engine_flags", "engine_flags", words, None, "additional flags for that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "maximum seconds to connect", engines=(*_OPENAI, *_GRPC)),
-    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "maximum seconds without a token before a request fails", engines=(*_OPENAI, *_GRPC)),
+    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "maximum seconds without a token before a request fails", engines=(*_OPENAI, *_GRPC, *_LLAMACPP)),
+)  # fmt: skip
+
+LLAMACPP = (
+    Option("option.llama_server", "llama_server", path, "llama-server", "name or path of llama.cpp's server, which the engine starts (llamacpp.md)", engines=_LLAMACPP),
+    Option("option.llama_server_args", "llama_server_args", words, None, "additional flags for llama-server, such as --n-gpu-layers 20 --flash-attn on", engines=_LLAMACPP),
 )  # fmt: skip

@@ -9,11 +9,8 @@ import asyncio
 import math
 import os
 import shutil
-import signal
-import socket
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,18 +27,15 @@ from handler.engines.grpc.contract import Contract, GrpcCall, GrpcModel, statist
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
-from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
+from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, RemoteOptions, RemoteServer, find_model
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
 
-_LOOPBACK = "127.0.0.1"
-_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", *KEY_VARIABLES)
 """Environment variables that are withheld from a server that the engine starts."""
-_TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 
 
@@ -155,90 +149,11 @@ class OwnFiles(NamedTuple):
             raise Failed("uses another tokenizer", detail, lasts=True)
 
 
-class OwnServer:
-    """A server that the engine starts on a free loopback port, and that ends together with the engine.
-
-    If the server exits by itself, the engine process exits too, and the engine's supervisor restarts both.
-
-    Args:
-        name: name of the server in the log. The command is not logged, because its flags may contain secrets.
-        command: command that starts the server, without the port.
-    """
-
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        with socket.create_server((_LOOPBACK, 0)) as free:
-            self._port = free.getsockname()[1]
-        self.url = f"grpc://{_LOOPBACK}:{self._port}"
-        self._name = name
-        self._command = [*command, "--host", _LOOPBACK, "--port", str(self._port)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the server.
-
-        Raises:
-            OSError: the program specified by option.engine_python cannot be run.
-        """
-        end_with_this_process()
-        environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
-        environment["PYTHONSAFEPATH"] = "1"  # needs Python 3.11; older versions prefer modules of the working directory
-        with _default_signals():
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, cwd="/", env=environment)
-        self._stop_watch = end_with_process(self._process.pid, self._name)
-
-    def check_port(self) -> None:
-        """Check that no other process listens on the port, because gRPC servers can share a port.
-
-        This must be called before each connection.
-
-        Raises:
-            Failed: another process listens on the port, or the server is not listening yet.
-        """
-        if self._process is None or not _TCP[0].exists():  # not on Linux
-            return
-        listeners = _listeners(self._port)
-        if not listeners:
-            raise Failed("cannot be reached", "it does not listen", silent=True)
-        if listeners - _opened([self._process.pid, *descendants(self._process.pid)]):
-            raise Failed("shares its port", "another process listens there", lasts=True, ill=True)
-
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        self._stop_watch()
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        self._process.kill()
-        self._process.wait()
-
-
-@contextmanager
-def _default_signals() -> Iterator[None]:
-    """Make child processes started in this context end on SIGINT and SIGTERM, which this process ignores."""
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _listeners(port: int) -> set[str]:
-    """Return the sockets that listen on a port, named as in Linux's /proc/PID/fd."""
-    rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
-    return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
-
-
-def _opened(pids: Iterable[int]) -> set[str]:
-    """Return the names of all files that the processes have open."""
-    links = set()
-    for pid in pids:
-        with suppress(OSError):  # it has just ended
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    links.add(os.readlink(link))
-    return links
+def _environment() -> dict[str, str]:
+    """Return the environment of a server that the engine starts."""
+    environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+    environment["PYTHONSAFEPATH"] = "1"  # needs Python 3.11; older versions prefer modules of the working directory
+    return environment
 
 
 def command(contract: Contract, model: Path, config: Config, flags: Sequence[str] = ()) -> list[str]:
@@ -282,7 +197,8 @@ class ContractEngine(RemoteEngine[C]):
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
-            self._own = OwnServer(contract.command[0], command(contract, config.model_path, config.options, task_flags))
+            words = command(contract, config.model_path, config.options, task_flags)
+            self._own = OwnServer("grpc", contract.command[0], words, _environment())
             urls = (self._own.url,)
         close_seconds = TLS_CLOSE if any(url.startswith("grpcs:") for url in urls) else 0.0
         super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds)
@@ -294,6 +210,7 @@ class ContractEngine(RemoteEngine[C]):
             on_failure.callback(self.close)
             if self._own is not None:
                 self._own.start()
+                self._own.watch()
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
             self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
             self.begin("grpc", self._model.max_tokens, config, failed)

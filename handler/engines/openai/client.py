@@ -54,12 +54,13 @@ class HttpClient:
         connect_timeout: maximum time to open a connection, in seconds.
         tls: whether a server's address begins with https. If so, certificate authorities are loaded, which takes 20 ms
             or more.
+        key: API key of the servers; by default the key of servers at option.base_url.
 
     Attributes:
         num_connections: number of connections that were opened so far.
     """
 
-    def __init__(self, connect_timeout: float, *, tls: bool) -> None:
+    def __init__(self, connect_timeout: float, *, tls: bool, key: str | None = None) -> None:
         import aiohttp
 
         from handler.engines.openai.connector import CleanConnector
@@ -70,7 +71,7 @@ class HttpClient:
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
         self._broken = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._models_timeout = aiohttp.ClientTimeout(total=_MODELS_TIMEOUT)
-        key = server_key()
+        key = server_key() if key is None else key
         authorization = {"authorization": f"Bearer {key}"} if key else {}
         # The engine notices silence itself: a timer for each read would take more time than the read.
         self._session = aiohttp.ClientSession(

@@ -185,11 +185,7 @@ def download(model_id: str, revision: str | None) -> Path:
         ConfigError: the model does not exist, the hub cannot be reached, or no available format can be loaded.
     """
     if gguf := files.gguf_file(model_id):
-        name, file = gguf
-        path = files.download(name, revision, only=[file], without=()) / file
-        if not path.is_file():
-            raise ConfigError(f"{name} on the hub has no file {file!r}")
-        return path
+        return files.download_gguf(*gguf, revision)
     directory = files.download_descriptions(model_id, revision)
     if is_openvino(directory):
         return files.download(model_id, revision, without=(*files.OTHER_FORMATS, "*.safetensors", *files.TORCH))

@@ -17,10 +17,11 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
-from handler.engines.grpc import engine as grpc_engine
 from handler.engines.grpc.client import CONTRACTS
-from handler.engines.grpc.engine import GrpcEngine, OwnServer, command
+from handler.engines.grpc.engine import GrpcEngine, command
+from handler.engines.process import own_server
 from handler.engines.process.engine_process import Spec
+from handler.engines.process.own_server import OwnServer
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.remote.servers import Failed
 from tests import process_tree
@@ -153,8 +154,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return lambda: None
 
-    monkeypatch.setattr(grpc_engine, "end_with_process", end_with_process)
-    monkeypatch.setattr(grpc_engine, "end_with_this_process", lambda: None)
+    monkeypatch.setattr(own_server, "end_with_process", end_with_process)
+    monkeypatch.setattr(own_server, "end_with_this_process", lambda: None)
     return names
 
 
@@ -169,8 +170,9 @@ time.sleep(60)
 
 
 def test_a_port_is_the_servers_alone(watched: list[str]) -> None:
-    own = OwnServer("a.module", [sys.executable, "-c", SHARES_PORT, "--key=secret"])
+    own = OwnServer("grpc", "a.module", [sys.executable, "-c", SHARES_PORT, "--key=secret"], os.environ)
     own.start()
+    own.watch()
     try:
         wait_for(lambda: listens(own), 30, "it does not listen")
         port = int(own.url.rpartition(":")[2])

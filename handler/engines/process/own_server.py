@@ -1,0 +1,177 @@
+"""A server that an engine starts on a free loopback port, and that ends together with the engine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
+from handler.engines.remote.servers import Failed
+
+LOOPBACK = "127.0.0.1"
+_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
+_TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_MOST_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
+_LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
+_BREAK = re.compile(rb"[\r\n]")
+
+
+class OwnServer:
+    """A server that the engine starts on a free loopback port, and that ends together with the engine.
+
+    Args:
+        scheme: scheme of the server's address.
+        name: name of the server in the log. The command is not logged, because its flags may contain secrets.
+        command: command that starts the server, without the port.
+        environment: environment of the server.
+        read_line: function that receives each line of the server's output, on a thread. By default, the server writes
+            to the output of the engine.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        read_line: Callable[[str], None] | None = None,
+    ) -> None:
+        with socket.create_server((LOOPBACK, 0)) as free:
+            self._port = free.getsockname()[1]
+        self.url = f"{scheme}://{LOOPBACK}:{self._port}"
+        self._name = name
+        self._command = [*command, "--host", LOOPBACK, "--port", str(self._port)]
+        self._environment = environment
+        self._read_line = read_line
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._stop_watch: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Start the server.
+
+        Raises:
+            OSError: the program cannot be run.
+        """
+        end_with_this_process()
+        output = None if self._read_line is None else subprocess.PIPE
+        with _default_signals():
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                cwd="/",
+                env=self._environment,
+            )
+        if self._read_line is not None and self._process.stdout is not None:
+            arguments = (self._process.stdout, self._read_line)
+            self._reader = threading.Thread(target=_read_lines, args=arguments, name="server-output", daemon=True)
+            self._reader.start()
+
+    def watch(self) -> None:
+        """End this process when the server exits by itself. The engine's supervisor then restarts both."""
+        assert self._process is not None
+        self._stop_watch = end_with_process(self._process.pid, self._name)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of the server, or the negative number of the signal that ended it; None while it runs."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        if self._reader is not None:
+            self._reader.join(_LAST_LINES)
+        return self._process.returncode
+
+    def check_port(self) -> None:
+        """Check that no other process listens on the port, because gRPC servers can share a port.
+
+        This must be called before each connection.
+
+        Raises:
+            Failed: another process listens on the port, or the server is not listening yet.
+        """
+        if self._process is None or not _TCP[0].exists():  # not on Linux
+            return
+        listeners = _listeners(self._port)
+        if not listeners:
+            raise Failed("cannot be reached", "it does not listen", silent=True)
+        if listeners - _opened([self._process.pid, *descendants(self._process.pid)]):
+            raise Failed("shares its port", "another process listens there", lasts=True, ill=True)
+
+    def listens(self) -> bool:
+        """Return whether the server listens on its port, as far as the system tells."""
+        if not _TCP[0].exists():
+            return True
+        try:
+            self.check_port()
+        except Failed as error:
+            return not error.silent
+        return True
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._stop_watch()
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        self._process.kill()
+        self._process.wait()
+        if self._reader is not None:
+            self._reader.join(_LAST_LINES)
+
+
+def _read_lines(output: IO[bytes], read_line: Callable[[str], None]) -> None:
+    """Pass the lines of a server's output to a function until the output ends. Long lines are cut."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
+    partial = b""
+    with output:
+        while data := os.read(output.fileno(), 1 << 16):
+            *lines, rest = _BREAK.split(data)
+            for line in lines:
+                _pass_on(partial + line, read_line)
+                partial = b""
+            partial = (partial + rest)[: _MOST_LINE + 1]
+    _pass_on(partial, read_line)
+
+
+def _pass_on(line: bytes, read_line: Callable[[str], None]) -> None:
+    if text := line[:_MOST_LINE].decode(errors="replace").strip():
+        read_line(text + " ..." if len(line) > _MOST_LINE else text)
+
+
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Make child processes started in this context end on SIGINT and SIGTERM, which this process ignores."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _listeners(port: int) -> set[str]:
+    """Return the sockets that listen on a port, named as in Linux's /proc/PID/fd."""
+    rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
+    return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+
+
+def _opened(pids: Iterable[int]) -> set[str]:
+    """Return the names of all files that the processes have open."""
+    links = set()
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    links.add(os.readlink(link))
+    return links
