@@ -26,8 +26,9 @@ import orjson
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
 from handler.engines.llamacpp import readable
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
@@ -122,12 +123,6 @@ class LlamaSetting:
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
         return model.path
-
-
-def model_directory(file: Path) -> Path:
-    """Return the directory of a GGUF file's tokenizer."""
-    check_tokenizer(file.parent)
-    return file.parent
 
 
 def download(model_id: str, revision: str | None) -> Path:
