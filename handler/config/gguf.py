@@ -181,6 +181,12 @@ def contents(path: Path) -> tuple[str, int]:
     return contents_of(_values(path))
 
 
+def kind_and_values(path: Path) -> tuple[str, dict[bytes, object]]:
+    """Return the kind of a file, as in `contents`, and the key-value pairs of its header."""
+    values = _values(path)
+    return contents_of(values)[0], values
+
+
 def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:
     """Return the key-value pairs of the header. Append the texts of all tokens to `tokens`."""
     lists = None if tokens is None else {_TOKENS: tokens}

@@ -253,7 +253,7 @@ class Options:
 
 
 _GPU = ("vllm", "trtllm")
-_GUIDED = ("openvino", *_GPU)
+_GUIDED = ("openvino", *_GPU, "llamacpp", "openai")
 
 ECHO = (
     Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0 disables the limit", engines=("echo",), idle="only the echo engine has a speed limit"),
@@ -288,8 +288,8 @@ GPU = (
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of pipeline stages for the model's layers", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", ("option.enable_chunked_context",), engines=_GPU),
-    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine does not support LoRA adapters"),
-    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
+    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU, "openai", "llamacpp"), idle="the engine does not support LoRA adapters"),
+    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU, "openai", "llamacpp")),
     Option("option.adapters_root", "adapters_root", path, None, "directory from which clients may register adapters, besides the model's own (adapters.md)", engines=("echo", *_GPU)),
     Option("option.adapters_code", "adapters_code", boolean, False, "run the model.py of an adapter that a client registers from outside the model's directory", engines=("echo", *_GPU)),
     Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),

@@ -189,16 +189,16 @@ def download_descriptions(name: str, revision: str | None) -> Path:
     return download(name, revision, only=DESCRIPTIONS)
 
 
-def download_gguf(name: str, file: str, revision: str | None, *, parts: bool = False) -> Path:
+def download_gguf(name: str, file: str, revision: str | None, *beside: str) -> Path:
     """Download a GGUF file of a hub model.
 
     Args:
-        parts: whether to download all parts of the model if the file is the first part.
+        beside: patterns for further files to download if they exist.
 
     Raises:
         ConfigError: the hub does not have the file, or cannot be reached.
     """
-    path = download(name, revision, only=[gguf.parts_pattern(file) if parts else file], without=()) / file
+    path = download(name, revision, only=[file, *beside], without=()) / file
     if not path.is_file():
         raise ConfigError(f"{name} on the hub has no file {file!r}")
     return path
@@ -450,8 +450,8 @@ def _demo_checkpoint(source: Path) -> Path:
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
 
 
-def load_tokenizer(config: EngineConfig) -> HfTokenizer:
-    return HfTokenizer(
+def load_tokenizer(config: EngineConfig, make: type[HfTokenizer] = HfTokenizer) -> HfTokenizer:
+    return make(
         config.model_path,
         trust_remote_code=bool(config.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,

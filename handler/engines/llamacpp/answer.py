@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from handler.core.event_stream import StreamEvent
-from handler.core.values import Extras, Finish
+from handler.core.values import NO_EXTRAS, Finish
 from handler.engines.base import Alternatives, EngineRequest, first_stop
 from handler.engines.llamacpp.parameters import Leg, completion
 from handler.engines.llamacpp.pieces import Pieces
@@ -27,6 +28,7 @@ class Tokens(NamedTuple):
         stop_type: why the completion ended; "" if it continues.
         truncated: whether it ended because the context is full.
         num_cached: number of prompt tokens that were in the cache; 0 if unknown.
+        num_prompt: number of prompt tokens; 0 if unknown.
     """
 
     ids: Sequence[int]
@@ -36,6 +38,7 @@ class Tokens(NamedTuple):
     stop_type: str = ""
     truncated: bool = False
     num_cached: int = 0
+    num_prompt: int = 0
 
 
 class LlamaCall(ResponseCheck):
@@ -55,6 +58,7 @@ class LlamaCall(ResponseCheck):
         self._ends = frozenset(self._sampling.stop_token_ids)
         self._context = context
         self._prompt = list(request.ids)
+        self.adapter = request.adapter
         self._goes_on = request.goes_on
         self._ids: list[int] = []
         self._num_legs = 0
@@ -147,7 +151,8 @@ class LlamaCall(ResponseCheck):
     def count(self, tokens: Tokens, part: Part) -> None:
         """Read the number of cached prompt tokens from the last event of the first completion."""
         if tokens.num_cached and not self._goes_on and self._num_legs == 1:
-            part.extras = Extras(num_cached_tokens=min(tokens.num_cached, len(self._prompt)))
+            num_cached = min(tokens.num_cached, max(len(self._prompt), tokens.num_prompt))
+            part.extras = (part.extras or NO_EXTRAS)._replace(num_cached_tokens=num_cached)
 
     def _missing(self, tokens: Tokens, count: int, pieces: Pieces | None) -> Sequence[int]:
         """Return the ids of missing tokens, or nothing if they are uncertain and can be computed again."""
@@ -196,10 +201,21 @@ class LlamaCall(ResponseCheck):
 def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
     """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
 
-    It omits tokens after which the text is incomplete, even if the response is not a stream.
+    It omits tokens after which the text is incomplete, even if the response is not a stream. These may include special
+    tokens, because they have no text.
+
+    Raises:
+        Failed: the log-probabilities cannot be read.
     """
-    scores = iter(tokens.scores)
-    return [None if omitted else next(scores, None) for omitted in pieces.incomplete(tokens.ids)]
+    scores = deque(tokens.scores)
+    result: list[Mapping[str, Any] | None] = []
+    try:
+        for id, omitted in zip(tokens.ids, pieces.incomplete(tokens.ids), strict=True):
+            is_reported = bool(scores) and not omitted and scores[0]["id"] == id
+            result.append(scores.popleft() if is_reported else None)
+    except (KeyError, TypeError) as error:
+        raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
+    return result
 
 
 def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None:
@@ -242,7 +258,7 @@ def read_completion(data: bytes) -> Tokens:
             raise event_error(data)
         ended = value.get("stop") is True
         timings = value.get("timings") or {}
-        cached = timings.get("cache_n")
+        cached, num_prompt = timings.get("cache_n"), value.get("tokens_evaluated")
         return Tokens(
             value.get("tokens") or [],
             value.get("completion_probabilities") or [],
@@ -251,6 +267,7 @@ def read_completion(data: bytes) -> Tokens:
             str(value["stop_type"]) if ended else "",
             bool(value.get("truncated")),
             cached if ended and type(cached) is int and cached > 0 else 0,
+            num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None
