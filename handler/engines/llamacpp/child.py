@@ -376,7 +376,7 @@ def find_projector(file: Path) -> Path | None:
 
     A directory may contain several models. A projector belongs to those with its width and its base model.
     """
-    model, found = gguf.check_complete(file).values, list[tuple[bool, Path]]()
+    model, found = gguf.check_parts(file).values, list[tuple[bool, Path]]()
     name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):
