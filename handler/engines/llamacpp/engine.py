@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +26,7 @@ from handler.engines.huggingface.pooling import HfPoolingTokenizer
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
@@ -44,6 +47,7 @@ _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
 _ASK_SECONDS = 5.0  # to ask all servers for their adapters
+_ASK_TIMEOUT = 5.0  # seconds for a connection
 _LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
 
 
@@ -52,12 +56,14 @@ class LlamaModel(NamedTuple):
 
     Attributes:
         max_tokens: limit for the prompt and the response together; None if not reported.
+        projector: how the model reads images; None if it does not.
         dimensions: number of dimensions of an embedding; 0 if the server is not used for embeddings.
     """
 
     name: str
     max_tokens: int | None
     num_slots: int
+    projector: Projector | None = None
     dimensions: int = 0
 
 
@@ -163,14 +169,14 @@ class LlamaServers(RemoteEngine[C]):
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
             setting = "option.base_url=" if self._child is None else "the server at "
-            self.model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+            self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
             self._name = self.model.name
             self.begin("openai" if self._child is None else "llamacpp", self.model.max_tokens, config, failed)
             if self._child is not None:
                 self._child.process.watch()
             on_failure.pop_all()
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -179,7 +185,7 @@ class LlamaServers(RemoteEngine[C]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
@@ -192,13 +198,13 @@ class LlamaServers(RemoteEngine[C]):
             raise ConfigError(failure)
         self._child.process.check_port()
 
-    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def _check_connection(self, server: RemoteServer) -> None:
+    async def check_connection(self, server: RemoteServer) -> None:
         """Ask a server for its model after each new connection, because it may have been restarted with another model.
 
         llama-server ignores the name of the model in a request.
@@ -212,11 +218,11 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self._fit(await self._model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
 
     async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
         """Send a request to llama-server's own API; see `HttpClient.post`."""
-        return await self._client.post(f"{_root(url)}{path}", body)
+        return await self._client.post(f"{root(url)}{path}", body)
 
     async def disconnect(self) -> None:
         await self._client.close()
@@ -235,15 +241,17 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
         self._adapters: dict[str, LoadedAdapters] = {}  # by address
+        self._projectors: dict[str, Projector | None] = {}  # by address
         super().__init__(config)
         names = next(iter(self._adapters.values()), LoadedAdapters()).named()
         self.info = replace(self.info, adapters=names)
 
-    async def _model_at(self, url: str) -> LlamaModel:
-        model = await super()._model_at(url)
+    async def model_at(self, url: str) -> LlamaModel:
+        model = await super().model_at(url)
         if self._serves_adapters:
-            data = await self._client.get(f"{_root(url)}/lora-adapters", may_miss=True, waits=True)
+            data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
             self._adapters[url] = LoadedAdapters.read(data)
+        self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -259,7 +267,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return any(loaded.find(path) is not None for loaded in self._adapters.values())
 
     async def _ask_all(self) -> None:
-        await asyncio.gather(*(self._model_at(server.url) for server in self._servers), return_exceptions=True)
+        await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
 
     def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of a request with the scales of the server's adapters.
@@ -280,13 +288,31 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:
         """Raise Failed if a server was restarted with other adapters before it received this request."""
-        await self._check_connection(server)
+        await self.check_connection(server)
         if self._serves_adapters and self._with_adapter(server, call, body).get("lora") != body.get("lora"):
             raise Failed("was restarted with other adapters")
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
         if not isinstance(error, NotLoaded):  # it serves other requests
             super().leave_out(server, error)
+
+    async def _complete_projector(self, url: str, projector: Projector | None) -> Projector | None:
+        """Add the tokens with which the server begins a prompt.
+
+        Raises:
+            Failed: the server does not tokenize an empty text.
+        """
+        known = self._projectors.get(url)
+        if projector is None or (known is not None and known.marker == projector.marker):
+            return known if projector is not None else None
+        try:
+            begin = await tokenized(self._tokenizing(url), "", add_special=True)
+        except Refused as error:
+            raise Failed(str(error), error.words) from None
+        return projector._replace(begin=tuple(begin))
+
+    def _tokenizing(self, url: str) -> Tokenize:
+        return functools.partial(self._client.post, f"{root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
@@ -321,15 +347,43 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Request completions until the response has ended."""
         call = running.call
         while not running.ended:
-            body = self._with_adapter(server, call, call.next_body())
+            body = self._with_adapter(server, call, await self._with_images(server, call, call.next_body()))
             call.begin()
-            await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            try:
+                await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            except Refused:
+                await self._check_marker(server, call)
+                raise
             call.check_progress()
+
+    async def _with_images(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with the prompt as text and images if it has images.
+
+        Raises:
+            Refused: the server has no projector, or would get other tokens.
+        """
+        if call.images is None:
+            return body
+        projector = self._projectors.get(server.url)
+        if projector is None:
+            raise Refused(400, NO_PROJECTOR)
+        call.marker = projector.marker
+        tokenize = self._tokenizing(server.url)
+        return {**body, "prompt": await call.images.prompt(body["prompt"], projector, tokenize, self._load_pieces)}
+
+    async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
+        """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
+        if call.images is None or call.begun:
+            return
+        await self.model_at(server.url)
+        projector = self._projectors.get(server.url)
+        if projector is not None and projector.marker != call.marker:
+            raise Failed("was restarted")
 
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+        async with self._client.events(f"{root(server.url)}/completion", body) as events:
             await self._check_adapters(server, running.call, body)
             async for batch in events:
                 for event in batch:
@@ -365,7 +419,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{_root(server.url)}/completion", body)
+        data = await self._client.post(f"{root(server.url)}/completion", body)
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
@@ -389,8 +443,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            body = self._with_adapter(server, call, scores(prefix, count))
-            data = await self._client.post(f"{_root(server.url)}/completion", body)
+            body = self._with_adapter(server, call, await self._with_images(server, call, scores(prefix, count)))
+            data = await self._client.post(f"{root(server.url)}/completion", body)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
@@ -410,7 +464,33 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await super().disconnect()
 
 
-def _root(url: str) -> str:
+@functools.lru_cache
+def has_projector(urls: tuple[str, ...]) -> bool:
+    """Return whether servers read images, as far as is known. This blocks for up to 5 s.
+
+    If no server responds, they may, and the engine refuses images later.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        found = thread.submit(asyncio.run, _ask_projectors(urls)).result()
+    return any(found) or not found
+
+
+async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
+    """Return whether each server that responds reads images."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        answers = await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+    finally:
+        await client.close()
+    found = []
+    for answer in answers:
+        with contextlib.suppress(Failed):
+            if isinstance(answer, bytes):
+                found.append(_described("", answer).projector is not None)
+    return found
+
+
+def root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
@@ -428,7 +508,8 @@ def _described(name: str, data: bytes) -> LlamaModel:
     except (ValueError, AttributeError) as error:
         raise Failed("does not describe its model", f"its /props cannot be read: {error!r}") from None
     is_limit = type(context) is int and context > 0
-    return LlamaModel(name, context if is_limit else None, count if type(count) is int and count > 0 else 1)
+    num_slots = count if type(count) is int and count > 0 else 1
+    return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:

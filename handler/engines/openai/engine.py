@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem
 from handler.core.values import Sampling, Task
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, Tokenizer
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.llamacpp import engine as llamacpp
-from handler.engines.llamacpp.engine import LlamaCppEngine, load_tokenizer
+from handler.engines.llamacpp import media
+from handler.engines.llamacpp.engine import LlamaCppEngine, has_projector
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
@@ -266,7 +268,10 @@ def capabilities(config: EngineConfig) -> Capabilities:
     """
     kind = _kind(config)
     check_task(config, kind)
-    return llamacpp.capabilities(config) if kind == "llamacpp" else KINDS[kind].capabilities
+    if kind == "llamacpp":
+        no_media = media.no_media(projector=has_projector(_SETTING.urls(config)))
+        return replace(llamacpp.capabilities(config), no_media=no_media)
+    return KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
@@ -280,3 +285,11 @@ def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
     if kind == "llamacpp":
         return llamacpp.load(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is not Task.GENERATION:
+        return llamacpp.load_tokenizer(config)
+    urls = config.engine_options.get("base_url", ())
+    projector = bool(urls) and _kind(config) == "llamacpp" and has_projector(_SETTING.urls(config))
+    return media.load_tokenizer(config, projector=projector)
