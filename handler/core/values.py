@@ -200,6 +200,8 @@ class Pooling(NamedTuple):
             classify, whether logits are converted to numbers between 0 and 1 (sigmoid, or softmax if exactly one label
             applies).
         second: index of the first token of the second text in a pair. It is set when the texts are tokenized.
+        texts: the texts as truncated, if the engine needs them besides their ids. They are set when the texts are
+            tokenized.
         cache_salt: as in Sampling. It is set when the request is sent to the engine.
         labels: texts, each of which must be a single token after the prompt.
         label_ids: ids of these tokens. They are set when the prompt is tokenized.
@@ -216,6 +218,7 @@ class Pooling(NamedTuple):
     label_ids: tuple[int, ...] = ()
     suffix: str = ""
     num_shared: int = 0
+    texts: tuple[str, ...] = ()
 
 
 class Truncation(NamedTuple):

@@ -355,7 +355,7 @@ def has_projector(config: EngineConfig) -> bool:
     return config.weights is not None and find_projector(config.weights) is not None
 
 
-def _sets_projector(config: EngineConfig) -> set[str]:
+def _sets_projector(config: EngineConfig) -> frozenset[str]:
     """Return the flags in `option.llama_server_args` that set or disable a projector."""
     return _PROJECTORS.intersection(
         word.replace("_", "-") for word in config.engine_options.get("llama_server_args", ())

@@ -28,7 +28,7 @@ from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, T
 from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
-from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
 
 __all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
@@ -51,12 +51,14 @@ class LlamaModel(NamedTuple):
     Attributes:
         max_tokens: limit for the prompt and the response together; None if not reported.
         projector: how the model reads images; None if it does not.
+        dimensions: number of dimensions of an embedding; 0 if the server is not used for embeddings.
     """
 
     name: str
     max_tokens: int | None
     num_slots: int
     projector: Projector | None = None
+    dimensions: int = 0
 
 
 class Slots:
@@ -111,8 +113,14 @@ class Slots:
             self._turns.popleft().set_result(None)
 
 
-class LlamaCppEngine(RemoteEngine[LlamaCall]):
-    """Engine for llama.cpp's servers; see `engines.base.Engine`. Without option.base_url, it starts a server itself."""
+class LlamaServers(RemoteEngine[C]):
+    """Base class of engines that use llama.cpp's servers. Without option.base_url, it starts a server itself.
+
+    Attributes:
+        model: the servers' common model.
+    """
+
+    model: LlamaModel
 
     own_name = child.NAME
 
@@ -124,14 +132,11 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         own = None if self._child is None else self._child.process
         super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
-        self._eos = eos_ids(config) if config.model is not None else frozenset()
-        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
         key = None if self._child is None else self._child.key
         connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
         self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._slots: dict[str, Slots] = {}
-        self._projectors: dict[str, Projector | None] = {}  # by address
         # Number of connections of the client when it last asked a server for its model, by address.
         self._num_connections: dict[str, int] = {}
         with ExitStack() as on_failure:
@@ -139,19 +144,19 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             description = repr(self._name) if self._name else "a model"
             setting = "option.base_url=" if own is None else f"{self.own_name} at "
             try:
-                model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
             except ConfigError:
                 if self._child is not None and (failure := self._child.failure()):
                     raise ConfigError(f"{self.own_name} {failure}") from None
                 raise
-            self._name = model.name
-            self.begin("openai", model.max_tokens, config, failed)
+            self._name = self.model.name
+            self.begin("openai", self.model.max_tokens, config, failed)
             if own is not None:
                 self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
                 own.watch()
             on_failure.pop_all()
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -160,9 +165,56 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
+        return model
+
+    def _check_child(self) -> None:
+        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
+        if self._child is None:
+            return
+        if failure := self._child.failure():
+            raise Failed(failure, lasts=True, ill=True)
+        self._child.process.check_port()
+
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+        """Return the model of a server. Raise Failed if the first server has another model."""
+        if first is not None and model.name != first.name:
+            raise Failed("serves another model", f"it serves {model.name!r}")
+        return model
+
+    async def check_connection(self, server: RemoteServer) -> None:
+        """Ask a server for its model after each new connection, because it may have been restarted with another model.
+
+        llama-server ignores the name of the model in a request.
+
+        Raises:
+            Failed: the server serves another model.
+        """
+        if self._client.num_connections != self._num_connections.get(server.url):
+            server.known = False
+            await self.ask(server)
+
+    async def check(self, server: RemoteServer) -> None:
+        """Check that a server serves the model and accepts as many tokens as this engine."""
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+
+    async def disconnect(self) -> None:
+        await self._client.close()
+
+
+class LlamaCppEngine(LlamaServers[LlamaCall]):
+    """Engine for text generation with llama.cpp's servers; see `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._eos = eos_ids(config) if config.model is not None else frozenset()
+        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        self._projectors: dict[str, Projector | None] = {}  # by address
+        super().__init__(config)
+
+    async def model_at(self, url: str) -> LlamaModel:
+        model = await super().model_at(url)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
 
@@ -182,27 +234,12 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         return projector._replace(begin=tuple(begin))
 
     def _tokenizing(self, url: str) -> Tokenize:
-        return functools.partial(self._client.post, f"{_root(url)}/tokenize")
-
-    def _check_child(self) -> None:
-        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
-        if self._child is None:
-            return
-        if failure := self._child.failure():
-            raise Failed(failure, lasts=True, ill=True)
-        self._child.process.check_port()
-
-    @staticmethod
-    def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
-        """Return the model of a server. Raise Failed if the first server has another model."""
-        if first is not None and model.name != first.name:
-            raise Failed("serves another model", f"it serves {model.name!r}")
-        return model
+        return functools.partial(self._client.post, f"{root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
-        media = request.read_media()
-        if media is not None and media.media:
-            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
+        prompt = request.read_media()
+        if prompt is not None and prompt.media:
+            return ImageCall(request, prompt, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -261,7 +298,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
         if not isinstance(call, ImageCall) or call.begun:
             return
-        await self._model_at(server.url)
+        await self.model_at(server.url)
         projector = self._projectors.get(server.url)
         if projector is not None and projector.marker != call.marker:
             raise Failed("was restarted")
@@ -269,8 +306,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
-            await self._check_connection(server)
+        async with self._client.events(f"{root(server.url)}/completion", body) as events:
+            await self.check_connection(server)
             async for batch in events:
                 for event in batch:
                     if running.ended:
@@ -307,8 +344,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{_root(server.url)}/completion", body)
-        await self._check_connection(server)
+        data = await self._client.post(f"{root(server.url)}/completion", body)
+        await self.check_connection(server)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
@@ -333,7 +370,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
+            data = await self._client.post(f"{root(server.url)}/completion", scores(prefix, count))
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -346,29 +383,10 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
         return await asyncio.shield(self._pieces)
 
-    async def _check_connection(self, server: RemoteServer) -> None:
-        """Ask a server for its model after each new connection, because it may have been restarted with another model.
-
-        llama-server ignores the name of the model in a request.
-
-        Raises:
-            Failed: the server serves another model.
-        """
-        if self._client.num_connections != self._num_connections.get(server.url):
-            server.known = False
-            await self.ask(server)
-
-    async def check(self, server: RemoteServer) -> None:
-        """Check that a server serves the model and accepts as many tokens as this engine."""
-        model = await self._model_at(server.url)
-        if model.name != self._name:
-            raise Failed("serves another model", f"it serves {model.name!r}")
-        self.check_max_tokens(model.max_tokens)
-
     async def disconnect(self) -> None:
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
-        await self._client.close()
+        await super().disconnect()
 
 
 @functools.lru_cache
@@ -386,7 +404,7 @@ async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     """Return whether each server that responds reads images."""
     client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
     try:
-        answers = await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
+        answers = await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
     finally:
         await client.close()
     found = []
@@ -397,7 +415,7 @@ async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     return found
 
 
-def _root(url: str) -> str:
+def root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
