@@ -251,11 +251,6 @@ class LlamaServers(RemoteEngine[C]):
     async def disconnect(self) -> None:
         await self._client.close()
 
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
-
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
     """Engine for text generation with llama.cpp's servers; see `engines.base.Engine`."""
@@ -357,9 +352,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return functools.partial(self._client.post, f"{_root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
-        media = request.read_media()
-        if media is not None and media.media:
-            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
+        prompt = request.read_media()
+        if prompt is not None and prompt.media:
+            return ImageCall(request, prompt, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
