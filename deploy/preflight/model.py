@@ -13,6 +13,7 @@ from deploy.aws import error_code
 from deploy.preflight.check import Check, Context, Verdict, error, ok, warning
 from deploy.preflight.key import SECRET, compared, customers
 from deploy.resolve.images import ECR_URI
+from deploy.resolve.instances import architecture
 from deploy.resolve.model.files import endpoint
 from deploy.resources.environment import MODEL_DATA
 from deploy.s3.archive import Artifact, read_artifact
@@ -144,14 +145,14 @@ def secret(context: Context) -> Check | list[Check] | None:
     ]
 
 
-# -- check that the image exists in this region, is for amd64, and is not too large ------------------------------------
+# -- check that the image exists in this region, is for the host's processors, and is not too large --------------------
 
 
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _OCI = "application/vnd.oci.image.manifest.v1+json"
 _MANIFESTS = (_OCI, "application/vnd.docker.distribution.manifest.v2+json")
 _LARGE = 20e9  # bytes; pulling a larger image takes minutes at each start
-_BUILD = "docker buildx build --platform linux/amd64 --provenance=false --output type=docker -t URI ."
+_BUILD = "docker buildx build --platform linux/{} --provenance=false --output type=docker -t URI ."
 _FORMAT = f"{_BUILD} Or: buildah build --format docker; podman push --format v2s2."
 
 
@@ -206,19 +207,21 @@ def _names(match: re.Match[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | None:
     """Check the image's platform and manifest. Return None if no problem was found."""
-    ecr = context.aws.client("ecr")
+    ecr, host = context.aws.client("ecr"), architecture(context.decision.instance_type)
     got = ecr.batch_get_image(**which, imageIds=[{"imageDigest": digest}], acceptedMediaTypes=[*_INDEXES, *_MANIFESTS])
     if not got["images"]:
         return None
     manifest = json.loads(got["images"][0]["imageManifest"])
     if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
-        return error("image", "the image is an index of several platforms, which SageMaker does not accept", _BUILD)
-    architecture = _architecture(context, which, manifest)
-    if architecture not in (None, "amd64"):
-        return error("image", f"the image is for {architecture}, but SageMaker's GPU instances are amd64", _BUILD)
+        return error(
+            "image", "the image is an index of several platforms, which SageMaker does not accept", _BUILD.format(host)
+        )
+    if (built_for := _architecture(context, which, manifest)) not in (None, host):
+        says = f"the image is for {built_for}, but {context.decision.instance_type} is an {host} host"
+        return error("image", says, f"{_BUILD.format(host)} Or use another instance.type.")
     if _OCI in (got["images"][0].get("imageManifestMediaType"), manifest.get("mediaType")):
         says = "the manifest is in OCI format, which SageMaker may reject (amazon-sagemaker-feedback#180)"
-        return warning("image", says, _FORMAT)
+        return warning("image", says, _FORMAT.format(host))
     return None
 
 

@@ -13,7 +13,7 @@ Memory of one GPU, in GiB:
     total         at most 0.9 of the memory that the driver reports; the driver and fragmentation need the rest
 
 A model fits if one request of the full context fits. On a CPU type, weights and cache are in RAM, of which the system
-needs 2 GiB.
+needs 2 GiB. llama.cpp divides the layers of a model, with their caches, between all GPUs that it sees.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from deploy.resolve.instances import InstanceType, all_types
 from deploy.resolve.model.quantization import WIDTH
 from deploy.resolve.prices import TABLE, Price, Prices
 from deploy.spec.sections import Shape
-from deploy.spec.values import Precision
+from deploy.spec.values import Architecture, Precision
 
 if TYPE_CHECKING:
     from deploy.resolve.components import Sums
@@ -66,6 +66,8 @@ class Need:
         experts: whether each GPU has whole experts (expert parallelism), or None to choose it where the engine can.
         weight_only: whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
             precision.
+        layered: whether the engine, like llama.cpp, divides the layers between all GPUs, instead of each layer.
+        architecture: the processors that the image is built for.
     """
 
     shape: Shape
@@ -80,6 +82,8 @@ class Need:
     weight_only: bool = False
     stages: int = 1
     experts: bool | None = False
+    layered: bool = False
+    architecture: Architecture = "amd64"
 
     @property
     def weight_gib(self) -> float:
@@ -138,6 +142,9 @@ class Need:
 
     def _bytes(self, degree: int) -> tuple[float, float, float]:
         """Return the bytes on one GPU for a request's states, and for a token in layers without and with a window."""
+        if self.layered and degree > 1:
+            fixed, of_full, of_window = self._bytes(1)
+            return fixed / degree, of_full / degree, of_window / degree
         shape = self.shape
         full = shape.layers - shape.window_layers - shape.uncached_layers
         heads = shape.kv_heads_by_layer or [shape.kv_heads] * full
@@ -207,6 +214,8 @@ def _degrees(need: Need, instance: InstanceType) -> Sequence[tuple[int, bool]]:
     """
     if instance.gpus == 0:
         return ((1, False),)
+    if need.layered:
+        return ((instance.gpus, False),)
     ways = [False, True] if need.experts is None else [need.experts]
     numbers = [degree for degree in (1, 2, 4, 8) if degree <= instance.gpus] if need.degree is None else [need.degree]
     accepted = [(degree, way) for degree in numbers for way in ways if not undivided(need, degree, experts=way)]
@@ -219,6 +228,8 @@ def undivided(need: Need, degree: int, *, experts: bool) -> str:
     Args:
         experts: whether each GPU has whole experts.
     """
+    if need.layered:
+        return ""
     parts, shape = degree // need.stages, need.shape
     heads = shape.heads or shape.kv_heads
     if heads % parts:
@@ -325,13 +336,20 @@ def _remarks(need: Need, instance: InstanceType, degree: int, experts: bool) -> 
         remarks.append(f"the {instance.gpu} is older than Ampere, and AWS's vLLM is built for Ampere and newer")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
         remarks.append(f"the {instance.gpu} computes {need.dtype} weights in 16 bits, so they save only memory")
-    if not instance.gpus and not instance.family.endswith("7i"):
-        remarks.append("no AMX, so bf16 is slow")
+    if not instance.gpus and (slow := _slow_kernels(instance)):
+        remarks.append(slow)
     if not instance.gpus and instance.vcpus < 4:
         remarks.append("few cores")
     if degree > _BUS_LIMIT and not instance.nvlink:
         remarks.append(f"{degree} GPUs without NVLink")
     return tuple(remarks)
+
+
+def _slow_kernels(instance: InstanceType) -> str:
+    """Return which instructions a CPU type lacks, or an empty string if it has those for matrices."""
+    if instance.architecture == "arm64":
+        return "Graviton2 has no instructions for matrices" if instance.family.endswith("6g") else ""
+    return "" if instance.family.endswith("7i") else "no AMX, so bf16 is slow"
 
 
 def _bus_bound(item: Fit) -> bool:
@@ -389,12 +407,13 @@ class Resolution:
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:
     """Return the model's memory on every known GPU type, or with `cpu` on every known CPU type, best first.
 
-    The order depends first on whether the model fits, then on whether there are remarks, and then on the price.
+    Types whose processors the image is not built for are omitted. The order depends first on whether the model fits, then on whether there are remarks, and then on the price.
 
     Args:
         cpu: whether to rank CPU types rather than GPU types.
     """
-    types = [instance for instance in all_types() if (instance.gpus == 0) == cpu]
+    built_for = need.architecture
+    types = [item for item in all_types() if (item.gpus == 0) == cpu and item.architecture == built_for]
     fits = [fit(need, instance, prices.of(instance.name)) for instance in types]
     return tuple(
         sorted(fits, key=lambda item: (not item.fits, bool(item.remarks), item.price.rank, item.instance.gpus))
@@ -433,7 +452,7 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
     return DoesNotFit(f"instance.type: {small.instance.name}: {small.problem}", text[0].upper() + text[1:])
 
 
-def without_gpus(
+def needs_gpus(
     instance: InstanceType, engine: str, fits: Sequence[Fit], built_for: tuple[int, int] | None
 ) -> DoesNotFit:
     """Return the error for a CPU type if the image contains only the GPU build of the engine.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deploy.aws import Aws
     from deploy.resolve.instances import InstanceType
     from deploy.spec.sections import Image
+    from deploy.spec.values import Architecture
 
 _SUFFIXES = {
     "cn-": "amazonaws.com.cn",
@@ -69,12 +70,14 @@ class ResolvedImage:
         cuda: the CUDA version of the image, e.g. (12, 8), or None if it is unknown.
         built_for: minimum compute capability of the GPU, e.g. (8, 0), or None if it is unknown.
         warnings: warnings about the image, each as a sentence.
+        architecture: the processors that the image is built for, according to the specification or the image's name.
     """
 
     uri: str
     cuda: tuple[int, int] | None
     built_for: tuple[int, int] | None = None
     warnings: tuple[str, ...] = ()
+    architecture: Architecture = "amd64"
 
 
 def resolve_image(image: Image, region: str, account: str | None, aws: Aws | None = None) -> ResolvedImage:
@@ -89,7 +92,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
         SpecError: the URI is not an ECR URI, or the image is in another region.
         NotThere: the image or its repository does not exist. The advice lists the commands to push the image.
     """
-    uri = _uri(image, region, account)
+    uri, built = _uri(image, region, account), image_architecture(image)
     match = ECR_URI.fullmatch(uri)
     if match is None:
         raise SpecError(f"image: {uri} is not an image in ECR", "SageMaker pulls images only from ECR.")
@@ -100,8 +103,29 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
         )
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:
-        uri, warnings = _by_digest(aws, match)
-    return ResolvedImage(uri, image_cuda(image), built_for(image), warnings)
+        uri, warnings = _by_digest(aws, match, built)
+    return ResolvedImage(uri, image_cuda(image), built_for(image), warnings, built)
+
+
+def image_architecture(image: Image) -> Architecture:
+    """Return the processors that an image is built for: image.architecture, or else arm64 if the name says so."""
+    if image.architecture is not None or image.aws is not None:
+        return image.architecture or "amd64"
+    return architecture_of(image.uri or f"{image.repository}:{image.tag}")
+
+
+def architecture_of(name: str) -> Architecture:
+    """Return the processors that an image's name says it is built for, e.g. arm64 for `lmi-llamacpp-arm64:1`."""
+    return "arm64" if {"arm64", "aarch64", "graviton"} & _words(name.rpartition("/")[2]) else "amd64"
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split("[^a-z0-9]+", name.lower()))
+
+
+def has_word(image: Image, word: str) -> bool:
+    """Return whether a word, such as `cpu`, is in the name or tag of an image."""
+    return word in _words(image.uri or f"{image.repository}:{image.tag}")
 
 
 def image_cuda(image: Image) -> tuple[int, int] | None:
@@ -170,19 +194,24 @@ def choose_ami(setting: str, instance: InstanceType | None, cuda: tuple[int, int
     return Ami(AMI_CUDA_12)
 
 
-def push_instructions(uri: str) -> str:
-    """Return the commands that build the image and push it to `uri`."""
+def push_instructions(uri: str, architecture: Architecture | None = None) -> str:
+    """Return the commands that build the image and push it to `uri`.
+
+    Args:
+        architecture: the processors to build for, or None to read them from the name.
+    """
     match = ECR_URI.fullmatch(uri)
     if match is None:
         raise ValueError(f"{uri} is not an image in ECR")
     registry = f"{match['account']}.dkr.ecr.{match['region']}.{match['suffix']}"
     tag = match["tag"] or "TAG"
     local = f"{match['repository']}:{tag}"
+    platform = f"--platform linux/{architecture or architecture_of(local)}"
     return "\n".join(
         (
             "Build and push the image:",
             f"  aws ecr create-repository --region {match['region']} --repository-name {match['repository']}",
-            f"  docker build --platform linux/amd64 --provenance=false --target {_target(local)} -t {local} .",
+            f"  docker build {platform} --provenance=false --target {_target(local)} -t {local} .",
             f"  aws ecr get-login-password --region {match['region']} | "
             f"docker login --username AWS --password-stdin {registry}",
             f"  docker tag {local} {registry}/{local}",
@@ -193,7 +222,9 @@ def push_instructions(uri: str) -> str:
 
 def _target(name: str) -> str:
     """Guess the build target in the Dockerfile from the image name."""
-    words = re.split("[^a-z0-9]+", name)
+    words = _words(name)
+    if "llamacpp" in words or {"llama", "cpp"} <= words:
+        return "llamacpp"
     return "cpu" if "cpu" in words else "lmi" if "vllm" in words else "trtllm"
 
 
@@ -228,8 +259,11 @@ def _package_version() -> str:
         raise SpecError("image.tag: is required, as lmi-handler is not installed and its version is unknown") from None
 
 
-def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+def _by_digest(aws: Aws, match: re.Match[str], architecture: Architecture) -> tuple[str, tuple[str, ...]]:
     """Return the image URI with its digest, and warnings about the image.
+
+    Args:
+        architecture: the processors to build the image for, for the advice.
 
     Raises:
         NotThere: the image or its repository does not exist.
@@ -245,7 +279,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
             raise NotThere(
                 f"image: there is no {missing} {match['repository']}:{match['tag']} in ECR of the account "
                 f"{match['account']} in {match['region']}",
-                push_instructions(match.string),
+                push_instructions(match.string, architecture),
             ) from None
         raise
     details: list[dict[str, Any]] = response["imageDetails"]
@@ -257,7 +291,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
     if "index" in kind or "manifest.list" in kind:
         warnings.append(
             f"{match['repository']}:{match['tag']} is an image index ({kind}), which SageMaker may reject. "
-            "Build the image with docker build --platform linux/amd64 --provenance=false."
+            f"Build the image with docker build --platform linux/{architecture} --provenance=false."
         )
     registry = match.string.split("/", 1)[0]
     return f"{registry}/{match['repository']}@{detail['imageDigest']}", tuple(warnings)

@@ -1,6 +1,6 @@
 """SageMaker's instance types, from a table that `python -m tests.tools.instances` updates.
 
-AWS adds types every few months, so an unknown type is accepted with a warning. Types that cannot run the amd64 image
+AWS adds types every few months, so an unknown type is accepted with a warning. Types that can run none of the images
 are rejected.
 """
 
@@ -15,15 +15,25 @@ from deploy.data import table
 from deploy.errors import SpecError
 from deploy.service_model import instance_types
 from deploy.spec import Spec
+from deploy.spec.values import Architecture
 from handler.config.engines import ENGINES
 from handler.core.numbers import is_digits
 
 _NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 _ARM = re.compile(r"[a-z]+[0-9]+[a-z]*g[a-z]*|p[0-9]+e-gb[0-9]+")
+_GPU_FAMILIES = "gp"
 _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
 
-CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
+LLAMACPP = "llamacpp"
+"""The engine that uses GPUs if the image has llama.cpp with CUDA, and the CPU otherwise."""
+
+CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads and name != LLAMACPP]
 """The engines that do not use a GPU."""
+
+
+def without_gpus(engine: object, cuda: tuple[int, int] | None) -> bool:
+    """Return whether an engine uses no GPU in an image with this CUDA version, or with none."""
+    return engine in CPU_ENGINES or (engine == LLAMACPP and cuda is None)
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,10 @@ class InstanceType:
         return family(self.name)
 
     @property
+    def architecture(self) -> Architecture:
+        return architecture(self.name)
+
+    @property
     def gpu_gib(self) -> float:
         return self.gpu_mib / 1024
 
@@ -73,6 +87,11 @@ def family(name: str) -> str:
     return name.removeprefix("ml.").partition(".")[0]
 
 
+def architecture(name: str) -> Architecture:
+    """Return the processor architecture of an instance type, known or not, by its family's name."""
+    return "arm64" if _ARM.fullmatch(family(name)) else "amd64"
+
+
 @cache
 def all_types() -> tuple[InstanceType, ...]:
     """Return all known instance types. GPU types come first."""
@@ -86,13 +105,13 @@ def find(name: str) -> InstanceType | None:
     """Return the instance type with this name, or None if it is not in the tables.
 
     Raises:
-        SpecError: the type is an arm64 host, or has accelerators that are not NVIDIA GPUs.
+        SpecError: the type is an arm64 host with GPUs, or has accelerators that are not NVIDIA GPUs.
     """
     kind = family(name)
-    if _ARM.fullmatch(kind):
+    if kind[0] in _GPU_FAMILIES and architecture(name) == "arm64":
         raise SpecError(
-            f"instance.type: {name} is an arm64 host, but the image is built for amd64",
-            "Use an x86 type such as ml.c7i.* or ml.m7i.* (without GPU), ml.g6e.* or ml.p5.* (with GPUs).",
+            f"instance.type: {name} is an arm64 host with GPUs, but the images with GPU engines are built for amd64",
+            "Use an x86 type with GPUs, such as ml.g6e.* or ml.p5.*.",
         )
     if (chip := _OTHER_CHIPS.get(re.split(r"[0-9]", kind)[0])) is not None:
         raise SpecError(
@@ -158,21 +177,26 @@ def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
 # -- check that the engines (option.replicas) fit on the GPUs of an instance or of a component -------------------------
 
 
-def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> tuple[str, ...]:
+def device_warnings(
+    spec: Spec, instance: InstanceType | None, degree: int, cuda: tuple[int, int] | None
+) -> tuple[str, ...]:
     """Return a warning for each component or instance with idle GPUs, or a single warning if the engine uses no GPU.
 
     Args:
         instance: the instance type, or None if it is unknown, in which case nothing is checked.
         degree: number of GPUs of one engine.
+        cuda: the CUDA version of the image, or None if it is unknown.
 
     Raises:
         SpecError: the engines of a component or instance need more GPUs than it has.
     """
     if instance is None or instance.gpus == 0:
         return ()
-    if (engine := spec.options.get("llm_engine")) in CPU_ENGINES:
+    if without_gpus(engine := spec.options.get("llm_engine"), cuda):
         gpus = "GPUs" if instance.gpus > 1 else "GPU"
         return (f"{instance.name}: the engine {engine} leaves the {gpus} idle. Use a CPU type (ml.c7i, ml.m7i).",)
+    if engine == LLAMACPP:
+        return ()  # it divides the layers of a model between all GPUs
     servers = [(f"component {item.name}", item.accelerators) for item in spec.components] or [
         (instance.name, instance.gpus)
     ]

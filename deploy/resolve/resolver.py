@@ -22,12 +22,21 @@ from deploy.resolve.fit import (
     able,
     cheapest,
     fit,
+    needs_gpus,
     rank,
     too_old,
     too_small,
+)
+from deploy.resolve.instances import (
+    LLAMACPP,
+    InstanceType,
+    architecture,
+    device_warnings,
+    find,
+    num_engines,
+    refuse_mistyped,
     without_gpus,
 )
-from deploy.resolve.instances import CPU_ENGINES, InstanceType, device_warnings, find, num_engines, refuse_mistyped
 from deploy.resolve.model.files import Hub, HubError, S3Prefix
 from deploy.resolve.model.shape import read_shape, shape_from_table, shape_in_directory, shape_in_s3
 from deploy.resolve.prices import TABLE, Prices
@@ -315,7 +324,7 @@ def _of_server(spec: Spec, inputs: _Inputs) -> Resolution:
             *choice.warnings,
             *ami.warnings,
             *_volume_warnings(spec, choice.instance),
-            *device_warnings(spec, choice.instance, (_degree(spec, choice) or 1) * _stages(spec)),
+            *device_warnings(spec, choice.instance, (_degree(spec, choice) or 1) * _stages(spec), image.cuda),
             *times.warnings,
         ),
     )
@@ -411,6 +420,8 @@ def _need(spec: Spec, shape: Shape, image: images.ResolvedImage) -> Need:
         weight_only=_engine(spec) == "vllm",
         stages=_stages(spec),
         experts=_expert_parallel(spec),
+        layered=_engine(spec) == LLAMACPP,
+        architecture=image.architecture,
     )
 
 
@@ -419,8 +430,10 @@ def _context(spec: Spec, shape: Shape) -> int | None:
 
 
 def _frees_windows(spec: Spec) -> bool:
-    """Return whether the engine frees the cache outside of a sliding window, as vLLM does by default."""
+    """Return whether the engine frees the cache outside of a sliding window, as vLLM and llama.cpp do by default."""
     off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
+    if _engine(spec) == LLAMACPP:
+        return "--swa-full" not in str(spec.options.get("llama_server_args", ""))
     return _engine(spec) == "vllm" and off == "false" and "kv_transfer_config" not in spec.options
 
 
@@ -474,16 +487,18 @@ def _choose(spec: Spec, image: images.ResolvedImage, need: Need | None, prices: 
     """Choose the instance type, or check the specification's type.
 
     Raises:
-        SpecError: `auto` cannot choose a type, or the type is not supported or probably a typo.
+        SpecError: `auto` cannot choose a type, or the type is not supported, is probably a typo, or has other
+            processors than the image.
         DoesNotFit: the image or the model does not fit.
     """
     if spec.instance.type == "auto":
-        return _cheapest(spec, need, () if need is None else rank(need, _on_cpu(spec), prices))
+        return _cheapest(spec, need, () if need is None else rank(need, _on_cpu(spec, image), prices))
     instance = find(spec.instance.type)
+    _check_architecture(spec.instance.type, image)
     if instance is None:
         if not spec.instance.unchecked:
             refuse_mistyped(spec.instance.type)
-        fits = () if need is None else rank(need, _on_cpu(spec), prices)
+        fits = () if need is None else rank(need, _on_cpu(spec, image), prices)
         text = f"{spec.instance.type} is not in the tables (of 2026), so the model's fit was not checked."
         return Choice(None, None, fits, (text,))
     if not spec.instance.unchecked:
@@ -510,6 +525,23 @@ def _cheapest(spec: Spec, need: Need | None, fits: tuple[Fit, ...]) -> Choice:
     return Choice(chosen.instance, chosen, fits, _remarks(spec, chosen))
 
 
+def _check_architecture(name: str, image: images.ResolvedImage) -> None:
+    """Check that the image is built for the processors of an instance type.
+
+    Raises:
+        SpecError: it is built for others.
+    """
+    host = architecture(name)
+    if host == image.architecture:
+        return
+    types = "ml.c8g.* or ml.m8g.*" if image.architecture == "arm64" else "ml.c7i.* or ml.g6e.*"
+    raise SpecError(
+        f"instance.type: {name} is an {host} host, but the image is built for {image.architecture}",
+        f"Use a type such as {types}, or build the image with --platform linux/{host} and set "
+        f"image.architecture: {host} (the default unless the image's name contains arm64 is amd64).",
+    )
+
+
 def _check_host(
     spec: Spec, instance: InstanceType, image: images.ResolvedImage, need: Need | None, prices: Prices
 ) -> None:
@@ -520,7 +552,7 @@ def _check_host(
     """
     if not instance.gpus and _needs_gpus(spec, image.uri):
         on_gpus = () if need is None else rank(need, prices=prices)
-        raise without_gpus(instance, _engine(spec), on_gpus, image.built_for)
+        raise needs_gpus(instance, _engine(spec), on_gpus, image.built_for)
     if old := too_old(instance, image.built_for):
         raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Use {able(image.built_for)}, or another image.")
 
@@ -532,13 +564,13 @@ def _remarks(spec: Spec, chosen: Fit) -> tuple[str, ...]:
     return tuple(f"{chosen.instance.name}: {remark}." for remark in remarks)
 
 
-def _on_cpu(spec: Spec) -> bool:
-    """Return whether the image runs on CPU types, according to option.llm_engine or else the image name."""
+def _on_cpu(spec: Spec, image: images.ResolvedImage) -> bool:
+    """Return whether the image runs on CPU types, according to option.llm_engine or else to the image's processors and
+    name. SageMaker has no arm64 types with GPUs that the images can use."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
-        return engine in CPU_ENGINES
-    name = spec.image.uri or f"{spec.image.repository}:{spec.image.tag}"
-    return "cpu" in re.split("[^a-z0-9]+", name.lower())
+        return image.architecture == "arm64" or without_gpus(engine, image.cuda)
+    return image.architecture == "arm64" or images.has_word(spec.image, "cpu")
 
 
 def _degree_option(spec: Spec) -> int | None:
@@ -579,7 +611,7 @@ def _number(spec: Spec, *names: str) -> int | None:
 
 
 def _degree(spec: Spec, choice: Choice) -> int | None:
-    if choice.instance is not None and choice.instance.gpus == 0:
+    if (choice.instance is not None and choice.instance.gpus == 0) or _engine(spec) == LLAMACPP:
         return None
     if choice.fit is None or _stages(spec) > 1:
         return _degree_option(spec)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from deploy.spec.passthrough import PassedFields
 from deploy.spec.values import (
+    Architecture,
     ArtifactUri,
     Count,
     ImageTag,
@@ -55,6 +56,9 @@ class Image(Section):
     tag: ImageTag | None = Field(None, description="Tag; default: this package's version, or for `aws` the newest.")
     cuda: str | None = Field(
         None, pattern=r"^[0-9]+\.[0-9]+$", description="CUDA version of the image; default: read from the tag."
+    )
+    architecture: Architecture | None = Field(
+        None, description="Processors that the image is built for; default: arm64 if the name says so, else amd64."
     )
 
     @model_validator(mode="after")

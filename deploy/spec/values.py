@@ -32,6 +32,9 @@ def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
     return StringConstraints(pattern=pattern, max_length=longest)
 
 
+Architecture = Literal["amd64", "arm64"]
+"""Processor architecture of an image or a host, by Docker's names."""
+
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"]
 
 Name = Annotated[

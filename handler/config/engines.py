@@ -34,7 +34,7 @@ ENGINES = {
     "openvino": EngineEntry("openvino_genai", "lmi-handler[cpu]", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
-    "openai": EngineEntry("aiohttp", "lmi-handler[openai]", remote=True),
+    "openai": EngineEntry("aiohttp", "lmi-handler[openai]", pools=True, remote=True),
     "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "llamacpp": EngineEntry("aiohttp", "lmi-handler[openai]", caches_prefixes=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),

@@ -11,7 +11,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,7 +29,7 @@ _NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
 """Maps the name of a token in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
-_PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
+_PARTS, _PART_NUMBER, _ALIGNMENT = b"split.count", b"split.no", b"general.alignment"
 _END_KEYS = {f"tokenizer.ggml.{name}_token_id".encode() for name in ("eos", "eot", "eom")}
 _END_MARKS = {
     *(b"<|eot_id|>", b"<|im_end|>", b"<|end|>", b"<|return|>", b"<|call|>", b"<|flush|>", b"<|calls|>"),
@@ -38,11 +38,30 @@ _END_MARKS = {
     "<｜end▁of▁sentence｜>".encode(),
 }
 """Texts of tokens that end a response even if the header does not declare them as end tokens."""
-_BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
-_BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
-"""The number of weights in a block and the block's size in bytes, by ggml's number of the type. OpenVINO reads no other
-types.
-"""
+
+
+class TensorType(NamedTuple):
+    """A type of tensors: its name, the number of weights in a block, and the size of a block in bytes."""
+
+    name: str
+    weights: int
+    size: int
+
+
+TYPES: Mapping[int, TensorType] = {
+    number: TensorType(*values)
+    for number, values in {
+        0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+        16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+        20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+        24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+        29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+        39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
+    }.items()
+}  # fmt: skip
+"""The types of tensors in llama.cpp b11434, by their numbers in ggml."""
 
 
 def is_gguf_name(path: Path | str) -> bool:
@@ -110,7 +129,8 @@ def _contents(values: Mapping[bytes, object]) -> tuple[str, int]:
 
 
 def in_parts(parts: int, first: str) -> str:
-    return f"a model in {parts} parts: merge them with `llama-gguf-split --merge {first} merged.gguf`"
+    merge = f"merge them with `llama-gguf-split --merge {first} merged.gguf`"
+    return f"a model in {parts} parts: {merge}, or use --engine llamacpp, which reads {first}"
 
 
 def check_complete(path: Path) -> Header:
@@ -121,12 +141,66 @@ def check_complete(path: Path) -> Header:
     Raises:
         ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated or broken.
     """
+    return _check_size(path, _check_whole)
+
+
+def check_parts(first: Path) -> Header:
+    """Check that a file and the other parts of its model, if there are several, are complete.
+
+    llama.cpp itself finds the other parts by the name of the first one.
+
+    Returns:
+        The header of the first part, with the tensors of all parts.
+
+    Raises:
+        ValueError: if a part is missing, is truncated or broken, or if the file is not the first part of a model.
+    """
+    header = _check_size(first, _check_model)
+    parts, tensors = _contents(header.values)[1], [*header.tensors]
+    for path in _part_paths(first, parts)[1:]:
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: the model has {parts} parts")
+        other = _check_size(path)
+        if _contents(other.values)[1] != parts:
+            raise ValueError(f"{path} does not belong to {first}, which has {parts} parts")
+        tensors += other.tensors
+    return Header(header.values, tensors)
+
+
+def _part_paths(first: Path, parts: int) -> list[Path]:
+    """Return the paths of all parts of a model.
+
+    Raises:
+        ValueError: if the name of the file is not that of the first part.
+    """
+    if parts == 1:
+        return [first]
+    name = f"-00001-of-{parts:05}"
+    if not first.stem.endswith(name):
+        raise ValueError(f"{first} is not the first of {parts} parts: name the file *{name}.gguf, in their directory")
+    return [
+        first.with_name(f"{first.stem.removesuffix(name)}-{part:05}-of-{parts:05}{first.suffix}")
+        for part in range(1, parts + 1)
+    ]
+
+
+def _check_size(path: Path, check: Callable[[Path, Mapping[bytes, object]], None] | None = None) -> Header:
+    """Return the header of a file.
+
+    Args:
+        check: a function that checks the values of the header before the size is checked.
+
+    Raises:
+        ValueError: if the file is not a GGUF file, or is truncated or broken.
+    """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
         values = dict(_pairs(file, num_values))
-        _check_model(path, values)
+        if check is not None:
+            check(path, values)
         tensors = [*_tensors(file, num_tensors)]
-        last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=1)
+        is_part = _contents(values)[1] > 1  # the first part may contain no tensors
+        last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=0 if is_part else 1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
             raise ValueError(f"{path} is broken: its alignment is not a number")
@@ -136,21 +210,43 @@ def check_complete(path: Path) -> Header:
     return Header(values, [(shape, type) for shape, type, _ in tensors])
 
 
+def _check_whole(path: Path, values: Mapping[bytes, object]) -> None:
+    kind, parts = _contents(values)
+    if kind == "model" and parts > 1:
+        raise ValueError(f"{path} is part of {in_parts(parts, _first_of(path))}")
+    _check_model(path, values)
+
+
 def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
+    """Check the values in the header of a model, or of the first of its parts.
+
+    Raises:
+        ValueError: if the file is not a model, or a later part of a model.
+    """
     kind, parts = _contents(values)
     if kind != "model":
         raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
-    if parts > 1:
-        raise ValueError(f"{path} is part of {in_parts(parts, _PART.sub('-00001-of-', path.name))}")
+    if parts > 1 and values.get(_PART_NUMBER):
+        raise ValueError(f"{path} is a later part of a model in {parts} parts: name the first, {_first_of(path)}")
     for key, content in _NEEDED.items():
         if key not in values:
             raise ValueError(f"{path} contains no {content}: its header has no {key.decode()}")
 
 
+def _first_of(path: Path) -> str:
+    """Return the name of the first part of a model, given the path of any part."""
+    return _PART.sub("-00001-of-", path.name)
+
+
 def _size(shape: Sequence[int], type: int) -> int:
     """Return the size of a tensor in bytes, or a lower bound if its type is unknown."""
-    weights, size = _BLOCKS.get(type, (1, 0))
+    _, weights, size = TYPES.get(type, TensorType("", 1, 0))
     return max(1, math.prod(shape) // weights * size)
+
+
+def type_names(numbers: Set[int]) -> list[str]:
+    """Return the names of types of tensors, for ggml's numbers."""
+    return sorted(TYPES[number].name if number in TYPES else f"type {number}" for number in numbers)
 
 
 def matrix_types(path: Path) -> Set[int]:
@@ -203,6 +299,16 @@ class Header(NamedTuple):
     def matrix_types(self) -> Set[int]:
         """The types of all matrices, as ggml type numbers."""
         return {kind for shape, kind in self.tensors if len(shape) > 1}
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the file contains a model, and not a projector, an adapter or statistics."""
+        return _contents(self.values)[0] == "model"
+
+    @property
+    def num_parts(self) -> int:
+        """The number of files into which the model is split."""
+        return _contents(self.values)[1]
 
 
 def read_header(file: BinaryIO) -> Header:

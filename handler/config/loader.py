@@ -283,6 +283,7 @@ def read_server_config(
     engine: str | None = None,
     properties: Path | None = None,
     overrides: Iterable[str] = (),
+    chosen: Setting | None = None,
 ) -> Reading:
     """Read the configuration of an embedded server.
 
@@ -294,8 +295,11 @@ def read_server_config(
         engine: the engine, or None. It overrides all other sources.
         properties: the path of a serving.properties, or None.
         overrides: arguments of `-o`, in the form `key=value`.
+        chosen: the engine to use instead of the engine of all sources, or None.
     """
     engine_settings = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
+    if chosen is not None:
+        engine_settings = [chosen]
     model_settings = [Setting("option.model_id", model, "the MODEL argument")] if model else []
     sources = Sources.read(properties, overrides, None)
     reading = _resolved(sources, engine_settings + model_settings)

@@ -132,12 +132,13 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
-def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
+def locate(model_id: str, expected: str = _ANY_KIND, *, parts: bool = False) -> ModelFiles:
     """Find the model for option.model_id.
 
     Args:
         model_id: the value of the option.
         expected: the kinds of models that the engine supports, for error messages.
+        parts: whether the engine reads GGUF models in several parts. If so, the first part is returned.
 
     Raises:
         ConfigError: if there is no model or more than one, or if the model is incomplete or of an unknown kind.
@@ -153,7 +154,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         raise ConfigError(f"there is no model at {model_id!r}: expected {expected}")
     if is_openvino(path):
         return ModelFiles("openvino", path)
-    if (file := _gguf_of(path)) is not None:
+    if (file := _gguf_of(path, parts=parts)) is not None:
         return ModelFiles("gguf", file)
     if any(path.glob("openvino_*")):
         raise ConfigError(f"{path / 'openvino_model.xml'} is missing, but {path} has other OpenVINO files")
@@ -161,6 +162,17 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         return ModelFiles("huggingface", path)
     below = "" if (lower := model_below(path)) is None else f"; {lower} contains a model: use that directory"
     raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
+
+
+def find_gguf(model_id: str | None) -> Path | None:
+    """Return the file of a GGUF model on this machine, or the first of its parts. Return None for any other model."""
+    if model_id is None or model_id == DEMO:
+        return None
+    try:
+        model = locate(model_id, parts=True)
+    except ConfigError:
+        return None
+    return model.path if model.kind == "gguf" else None
 
 
 def visible(directory: Path, pattern: str) -> list[Path]:
@@ -183,8 +195,12 @@ def model_below(directory: Path) -> Path | None:
     return next((path for path in visible(directory, "*") if path.is_dir() and holds_model(path)), None)
 
 
-def _gguf_of(directory: Path) -> Path | None:
+def _gguf_of(directory: Path, *, parts: bool) -> Path | None:
     """Return the GGUF model in a directory, or None if there is none. The headers show which GGUF files are models.
+
+    Args:
+        directory: the directory.
+        parts: whether to return the first part of a model in several parts.
 
     Raises:
         ConfigError: if the directory contains several models or a model in several parts.
@@ -196,14 +212,16 @@ def _gguf_of(directory: Path) -> Path | None:
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ignore an empty file or a Git LFS pointer
             headers[file] = gguf.contents(file)
-    parts = {file: count for file, (kind, count) in headers.items() if kind == "model"}
-    if len(parts) < 2 and max(parts.values(), default=1) == 1:
-        return next(iter(parts), next((file for file in files if file not in headers), files[0]))  # refused later
-    first, number = next(iter(parts.items()))
-    if {*parts.values()} == {number} and number >= len(parts):
+    counts = {file: count for file, (kind, count) in headers.items() if kind == "model"}
+    if len(counts) < 2 and max(counts.values(), default=1) == 1:
+        return next(iter(counts), next((file for file in files if file not in headers), files[0]))  # refused later
+    first, number = next(iter(counts.items()))
+    if {*counts.values()} == {number} and number >= len(counts):
+        if parts:
+            return first
         raise ConfigError(f"{directory} contains {gguf.in_parts(number, first.name)}")
-    names = ", ".join(file.name for file in parts)
-    raise ConfigError(f"{directory} contains {len(parts)} .gguf files; name one of them: {names[:1000]}")
+    names = ", ".join(file.name for file in counts)
+    raise ConfigError(f"{directory} contains {len(counts)} .gguf files; name one of them: {names[:1000]}")
 
 
 def is_openvino(directory: Path) -> bool:

@@ -200,6 +200,8 @@ class Pooling(NamedTuple):
             classify, whether logits are converted to numbers between 0 and 1 (sigmoid, or softmax if exactly one label
             applies).
         second: index of the first token of the second text in a pair. It is set when the texts are tokenized.
+        texts: the texts as truncated, if the engine needs them besides their ids. They are set when the texts are
+            tokenized.
         cache_salt: as in Sampling. It is set when the request is sent to the engine.
         labels: texts, each of which must be a single token after the prompt.
         label_ids: ids of these tokens. They are set when the prompt is tokenized.
@@ -216,6 +218,7 @@ class Pooling(NamedTuple):
     label_ids: tuple[int, ...] = ()
     suffix: str = ""
     num_shared: int = 0
+    texts: tuple[str, ...] = ()
 
 
 class Truncation(NamedTuple):
@@ -368,6 +371,8 @@ class Extras(NamedTuple):
         vector: result of a request with Pooling, in its only delta: an embedding, one score, a number for each label,
             or the log-probabilities of labels.
         num_cached_tokens: number of prompt tokens that were in the engine cache. Reported once.
+        num_media_tokens: number of prompt tokens of media, beyond one placeholder each. Reported once, by engines that
+            determine it themselves.
         heard: segment of the audio that begins with these tokens. Only in transcriptions.
         stop: the stop string that ended the sequence. The batcher sets it.
     """
@@ -376,6 +381,7 @@ class Extras(NamedTuple):
     generation_logits: Sequence[Sequence[float]] | None = None
     vector: Sequence[float] | None = None
     num_cached_tokens: int | None = None
+    num_media_tokens: int | None = None
     heard: Heard | None = None
     stop: str | None = None
 
@@ -397,6 +403,13 @@ class Delta(NamedTuple):
     error: ServingError | None = None
     prefill: Sequence[Token] | None = None  # the prompt's tokens, with the first delta, on request
     extras: Extras | None = None
+
+    @property
+    def num_media_tokens(self) -> int:
+        """Number of prompt tokens that the engine reports in addition to those of the prompt's ids."""
+        if self.extras is None or self.sequence:  # all sequences of a request report the same prompt
+            return 0
+        return self.extras.num_media_tokens or 0
 
 
 _PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]

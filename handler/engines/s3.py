@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from handler.config import environment, model_files
+from handler.config import environment, gguf, model_files
 from handler.core.child_processes import NO_SPACE
 from handler.core.errors import ConfigError
 from handler.core.package import install
@@ -139,6 +139,31 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
             else:
                 _say(f"{url} was downloaded before, to {target}")
     return target
+
+
+def first_bytes(url: str, count: int) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Yield the names of the GGUF files below a prefix, and the beginning of each file in parts.
+
+    Nothing is yielded if the prefix contains a model in another format.
+
+    Args:
+        count: maximum number of bytes of each file.
+
+    Raises:
+        ConfigError: the model is not available.
+    """
+    check(url)
+    source = _split(url)
+    with _refusals(source):
+        client = _client()
+        objects = _listed(client, source, ())
+        if any(item.name in _MODEL for item in objects):
+            return
+        for item in objects:
+            if "/" not in item.name and gguf.is_gguf_name(item.name):
+                got = client.get_object(Bucket=source.bucket, Key=item.key, Range=f"bytes=0-{count - 1}")
+                with contextlib.closing(got["Body"]) as body:
+                    yield item.name, body.iter_chunks(1 << 20)
 
 
 def is_download(directory: Path | None) -> bool:

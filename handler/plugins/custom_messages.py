@@ -209,6 +209,7 @@ class CustomReply(Reply):
         if delta.error is not None:
             self.finished = True
             return broken_off(self._errors, delta.error)
+        self._num_prompt_tokens += delta.num_media_tokens
         if delta.prefill is not None:
             self._output.prompt_tokens_details = [_user_token(token) for token in delta.prefill]
         finish = finish_of(self._request, delta)

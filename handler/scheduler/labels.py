@@ -129,6 +129,7 @@ class _LabelRequest:
         self.num_tops = num_tops
         self.missing = deque(request.pooling.label_ids)
         self.highest: float | None = None
+        self._num_media_tokens: int | None = None
         self.is_limited = False
 
     @property
@@ -168,6 +169,8 @@ class _LabelRequest:
         self.missing = deque(id for id in self._request.pooling.label_ids if id not in self._logprobs)
 
     def _take_first(self, output: Output) -> None:
+        if output.extras is not None:
+            self._num_media_tokens = output.extras.num_media_tokens
         if output.ids:
             chosen = zip(output.ids, output.logprobs, strict=True)
             known = [*chosen, *(output.tops[0] if output.tops else ())]
@@ -177,7 +180,8 @@ class _LabelRequest:
     def output(self) -> Output:
         logprobs = [self._logprobs[id] for id in self._request.pooling.label_ids]
         assert self.highest is not None, "the first request has ended"
-        return Output(self._request.key, finish=Finish.STOP, extras=Extras(vector=[*logprobs, self.highest]))
+        extras = Extras(vector=[*logprobs, self.highest], num_media_tokens=self._num_media_tokens)
+        return Output(self._request.key, finish=Finish.STOP, extras=extras)
 
     def refused(self, error: str) -> Output:
         return Output(self._request.key, finish=Finish.ERROR, error=error, refused=True)

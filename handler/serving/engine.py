@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from handler.config.environment import spread
 from handler.config.loader import Reading, read_server_config
 from handler.config.model_files import chat_template, find_task
 from handler.config.options.tables import STAND_IN
+from handler.config.sources import Setting
 from handler.core.devices import read_driver, visible_gpus
 from handler.core.errors import ConfigError, Problems
 from handler.core.user_functions import Role
 from handler.core.values import Task
-from handler.engines import downloads, s3
+from handler.engines import choice, downloads, s3
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface import files
 from handler.engines.process.engine_process import Spec
@@ -40,6 +41,8 @@ def engine_spec(config: Config) -> Spec:
         ConfigError: the engine or the model is not available.
     """
     name = choose_engine(config)
+    if (origin := config.where("option.llm_engine")).startswith("chosen"):
+        log.info("engine %s: %s", name, origin)
     served_task(config, name, config.model_id)  # raises an error before anything is downloaded
     try:
         model_id = engines.fetch(name, config.model_id, EngineConfig(config))
@@ -224,16 +227,48 @@ def _refuse(config: Config, reason: str) -> None:
 # -- reading of a server's configuration, including serving.properties in a model directory on S3 ----------------------
 
 
+def read_local(
+    model: str | None = None,
+    engine: str | None = None,
+    properties: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Reading:
+    """Read a server's configuration without downloading anything, and choose the engine of a GGUF file.
+
+    Args:
+        model, engine, properties, overrides: the arguments of `read_server_config`.
+    """
+    return _with_choice(choice.engine_of, model, engine, properties, list(overrides))
+
+
+def _with_choice(
+    choose: Callable[[Config], Setting | None],
+    model: str | None,
+    engine: str | None,
+    properties: Path | None,
+    overrides: Sequence[str],
+) -> Reading:
+    """Read a server's configuration, with the engine that `choose` returns for it, if any."""
+    reading = read_server_config(model, engine, properties, overrides)
+    chosen = choose(reading.config)
+    return reading if chosen is None else read_server_config(model, engine, properties, overrides, chosen)
+
+
+def _choose(config: Config) -> Setting | None:
+    return choice.engine_of(config) or choice.engine_of_remote(config)
+
+
 def read_sources(
     model: str | None = None,
     engine: str | None = None,
     properties: Path | None = None,
     overrides: Iterable[str] = (),
 ) -> Reading:
-    """Read a server's configuration. With `HF_MODEL_ID=s3://...`, also download the model's options and code.
+    """Read a server's configuration, and choose the engine of a GGUF file.
 
-    As in LMI, this variable specifies a complete model directory, including serving.properties and model.py.
-    `option.model_id` specifies only the model files.
+    With `HF_MODEL_ID=s3://...`, also download the model's options and code. As in LMI, this variable specifies a
+    complete model directory, including serving.properties and model.py. `option.model_id` specifies only the model
+    files.
 
     Args:
         model, engine, properties, overrides: the arguments of `read_server_config`.
@@ -242,7 +277,7 @@ def read_sources(
         ConfigError: the options and code cannot be downloaded.
     """
     overrides = list(overrides)
-    reading = read_server_config(model, engine, properties, overrides)
+    reading = _with_choice(_choose, model, engine, properties, overrides)
     url = reading.config.model_id
     if reading.config.directory or "OPTION_MODEL_ID" in os.environ or url != os.environ.get("HF_MODEL_ID"):
         return reading
@@ -250,6 +285,6 @@ def read_sources(
         return reading
     directory = Path(downloads.fetch(s3.download, url, list(s3.SETTINGS)))
     if (own := directory / "serving.properties").is_file():
-        reading = read_server_config(None, engine, own, overrides)
+        reading = _with_choice(_choose, None, engine, own, overrides)
     model_id = reading.config.model_id or url
     return reading._replace(config=replace(reading.config, model_id=model_id, directory=directory))

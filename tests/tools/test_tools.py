@@ -11,11 +11,23 @@ from typing import Any
 
 import pytest
 
+from deploy.resolve.instances import architecture, family
 from deploy.resolve.model.files import Hub
 from tests.deploy.doubles.hub import serving
 from tests.tools import models
 from tests.tools.code_size import ROOT, measure, num_nodes
-from tests.tools.instances import CPU_FAMILIES, FILE, PRICES, news, of_ec2, of_sagemaker, render, renewed, table
+from tests.tools.instances import (
+    ARM_FAMILIES,
+    CPU_FAMILIES,
+    FILE,
+    PRICES,
+    news,
+    of_ec2,
+    of_sagemaker,
+    render,
+    renewed,
+    table,
+)
 from tests.tools.mutate import SWITCH, Place, Recorded, clone, covering, draw, places, run, switched
 
 # -- the files that one request walks through: a reader has to follow them all -----------------------------------------
@@ -93,7 +105,8 @@ def test_the_shipped_table_is_what_the_script_writes() -> None:
     assert {name: gpu[name] for name in shipped["gpu"]} == shipped["gpu"]
     assert {name: cpu[name] for name in shipped["cpu"]} == shipped["cpu"]
     assert len(shipped["gpu"]) >= 50
-    assert {name.split(".")[1] for name in shipped["cpu"]} == set(CPU_FAMILIES)
+    assert {name.split(".")[1] for name in shipped["cpu"]} == {*CPU_FAMILIES, *ARM_FAMILIES}
+    assert [name for name in shipped["cpu"] if (family(name) in ARM_FAMILIES) != (architecture(name) == "arm64")] == []
 
 
 def test_what_is_new_is_said() -> None:

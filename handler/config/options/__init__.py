@@ -30,6 +30,8 @@ class Foreign(NamedTuple):
         instead: what to use instead of an option that only the Java side of DJL Serving reads.
         aliases: other names of the option.
         note: how the effect differs from that in the foreign server, for a line at startup, or "".
+        flag: the flag of llama-server that the engine llamacpp passes on instead, or "".
+        is_switch: whether the flag has no value.
     """
 
     refused: str = ""
@@ -43,6 +45,8 @@ class Foreign(NamedTuple):
     instead: str = ""
     aliases: tuple[str, ...] = ()
     note: str = ""
+    flag: str = ""
+    is_switch: bool = False
 
     def variable_of(self, engine: str) -> str:
         """Return the handler variable with the same meaning, or "" if there is none for this engine."""
@@ -56,6 +60,12 @@ class Foreign(NamedTuple):
     @property
     def answer(self) -> str:
         """Return a description of the effect of the variable, for `lmi options` and the documentation."""
+        passed = "; the engine llamacpp passes it to llama-server" if self.flag else ""
+        return f"{self.otherwise}{passed}"
+
+    @property
+    def otherwise(self) -> str:
+        """The description of the effect with all engines except llamacpp."""
         if self.unread:
             return f"left alone: {self.unread}"
         if self.heeded:
@@ -118,6 +128,10 @@ def _of_image(image: Mapping[str, Any]) -> dict[str, Foreign]:
     lines = dict(image["lines"])
     for verdict in ("refused", "idle"):
         lines |= {name: {verdict: reason} for reason, names in image[verdict].items() for name in names}
+    for kind, names in image.get("llamacpp", {}).items():
+        for name in names:
+            flag = f"--{name.lower().replace('_', '-')}"
+            lines[name] = {**lines[name], "flag": flag, "is_switch": kind == "switches"}
     variables = {f"{image['prefix']}{name}": line for name, line in lines.items()}
     environment = image.get("environment", {"same": [], "other": {}})
     for name, argument in {**{name: name for name in environment["same"]}, **environment["other"]}.items():

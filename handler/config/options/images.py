@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
+from shlex import quote
+from shutil import which
 from typing import NamedTuple
 
 from handler.config.options import VARIABLES_OF, Foreign
@@ -31,17 +33,33 @@ class Image(NamedTuple):
     prefixes: tuple[str, ...]
     engine: str = ""
 
-    @property
-    def along(self) -> Mapping[str, str]:
-        """The settings that each variable of the image implies: the engine if it has one, and the /invocations API."""
-        return {**({ENGINE: self.engine} if self.engine else {}), "OPTION_OPENAI_COMPAT": "true"}
+    def engine_in(self, environ: Mapping[str, str]) -> str:
+        """Return the engine that the image's variables imply, or "" if there is none: the server of the image if it is
+        here, or a similar one.
+        """
+        if LLAMA_CPP in self.prefixes and self.first_of(environ) and has_llama_server(environ):
+            return LLAMACPP
+        return self.engine
+
+    def along(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the settings that the image's variables imply: the engine if it has one, and the /invocations API."""
+        engine = self.engine_in(environ)
+        return {**({ENGINE: engine} if engine else {}), "OPTION_OPENAI_COMPAT": "true"}
 
     def first_of(self, environ: Iterable[str]) -> str:
         """Return the first variable of the image in alphabetical order, or "" if there is none."""
         return min((name for name in environ if name.startswith(self.prefixes)), default="")
 
 
-ENGINE = "OPTION_LLM_ENGINE"
+ENGINE, LLAMACPP = "OPTION_LLM_ENGINE", "llamacpp"
+SERVER_ARGS, SAMPLING = "OPTION_LLAMA_SERVER_ARGS", "OPTION_OVERRIDE_GENERATION_CONFIG"
+
+
+def has_llama_server(environ: Mapping[str, str]) -> bool:
+    """Return whether an environment contains llama-server: on its PATH, or in the option for it."""
+    path = environ.get("PATH")
+    return bool(environ.get("OPTION_LLAMA_SERVER")) or (bool(path) and which("llama-server", path=path) is not None)
+
 
 AWS: Mapping[str, Image] = {
     "vLLM": Image((VLLM,), "vllm"),
@@ -167,6 +185,62 @@ def _drop_attention_groups(values: dict[str, str]) -> Iterator[Note]:
         for name in (f"{SGLANG}DP", f"{SGLANG}DP_SIZE", f"{SGLANG}DATA_PARALLEL_SIZE"):
             if values.pop(name, None) is not None:
                 yield Note(name, _GROUPS)
+
+
+LLAMA_SAMPLING = {"temperature": "0.8", "top_k": "40", "top_p": "0.95", "min_p": "0.05"}
+"""llama-server's defaults of sampling parameters, by field of `SAMPLING`."""
+
+
+class ServerFlags(NamedTuple):
+    """Flags for llama-server, as the text of an option, and the variables that set them."""
+
+    names: tuple[str, ...]
+    text: str
+
+
+def server_flags(values: Mapping[str, str]) -> Iterator[ServerFlags | InvalidVariable]:
+    """Yield the flags that the engine llamacpp passes to llama-server, and the variables with invalid values.
+
+    Args:
+        values: the variables with the values that their server gets; see `flags`.
+    """
+    names, words = list[str](), list[str]()
+    for name, value in values.items():
+        line = _LINES.get(name)
+        if line is None or not line.flag:
+            continue
+        try:
+            words += _words(name, value, line)
+        except ValueError as error:
+            yield InvalidVariable(name, value, str(error))
+        names.append(name)
+    if _is_set(values, "KV_UNIFIED") and (size := _number(values, "CTX_SIZE")):
+        words += ["--ctx-size", str(size)]  # of all slots together
+    if words:
+        yield ServerFlags(tuple(names), " ".join(words))
+
+
+class InvalidVariable(NamedTuple):
+    """A variable with an invalid value, and the reason."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def _words(name: str, value: str, line: Foreign) -> list[str]:
+    """Return the words for a variable in llama-server's command.
+
+    Raises:
+        ValueError: the value is invalid.
+    """
+    if not line.is_switch:
+        # As in the entry point, `true` is a flag without a value.
+        return [line.flag] if value == "true" and name.startswith(LLAMA_CPP) else [line.flag, quote(value)]
+    if _is_on(value):
+        return [line.flag]
+    opposite = _LINES.get(_opposite(name))
+    return [] if opposite is None or not opposite.flag else [opposite.flag]
 
 
 def _divide_context(values: dict[str, str]) -> None:

@@ -315,7 +315,7 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
     read, notes = images.flags(environ)
     yield from notes
     others = {name: value for name, value in environ.items() if not name.startswith(images.PREFIXES)}
-    of_tables = _merged(_of_tables({**others, **_protecting(environ), **read}, engine or _engine_of(environ)))
+    of_tables = _of_all_tables({**others, **_protecting(environ), **read}, read, engine or _engine_of(environ), environ)
     of_vllms_image = _of_vllms_image(environ)
     set_names = {*environ, *(item.name for item in of_vllms_image), *([images.ENGINE] if engine else [])}
     for item in (*of_vllms_image, *_implied(environ, set_names), *of_tables):
@@ -335,16 +335,51 @@ def _protecting(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _engine_of(environ: Mapping[str, str]) -> str:
     """Return the engine of AWS's image whose variables are set, or "" if there is none."""
-    return next((image.engine for image in images.AWS.values() if image.engine and image.first_of(environ)), "")
+    engines = (image.engine_in(environ) for image in images.AWS.values() if image.first_of(environ))
+    return next(filter(None, engines), "")
 
 
 def _implied(environ: Mapping[str, str], set_names: Collection[str]) -> Iterator[Own]:
     """Yield the variables that the images' own variables imply, unless they are set."""
     for image in images.AWS.values():
         name = image.first_of(environ)
-        for variable, value in image.along.items() if name else ():
+        for variable, value in image.along(environ).items() if name else ():
             if variable not in set_names:
                 yield Own(name, variable, value)
+
+
+def _of_all_tables(
+    variables: Mapping[str, str], read: Mapping[str, str], engine: str, environ: Mapping[str, str]
+) -> list[Own | Note | Problem]:
+    """Translate the variables in the tables.
+
+    With llama-server, its defaults apply to the users of its image, unless they set their own under our name.
+
+    Args:
+        variables: all variables.
+        read: the variables of the images.
+        engine: the name of the engine, or "" if it is unknown.
+        environ: the environment, which may contain an earlier translation.
+    """
+    items = [*_of_tables(variables, engine)]
+    if engine != images.LLAMACPP:
+        return [*_merged(items)]
+    items += _server_flags(read)
+    name, own = images.AWS["llama.cpp"].first_of(environ), environ.get(images.SAMPLING)
+    fields = images.LLAMA_SAMPLING.items() if name else ()
+    with_defaults = [*_merged([*(Own(name, images.SAMPLING, value, field) for field, value in fields), *items])]
+    is_own = own and all(item.value != own for item in with_defaults if isinstance(item, Own))
+    return [*_merged(items)] if is_own else with_defaults
+
+
+def _server_flags(values: Mapping[str, str]) -> Iterator[Own | Problem]:
+    """Yield the option with the flags that the engine llamacpp passes to llama-server."""
+    for item in images.server_flags(values):
+        if isinstance(item, images.InvalidVariable):
+            text = redacted(f"{item.name}={item.value}")
+            yield Problem(f"environment variable {item.name}", item.name, f"{text}: {item.reason}")
+        else:
+            yield Own(", ".join(item.names), images.SERVER_ARGS, item.text)
 
 
 def _merged(items: Iterable[Own | Note | Problem]) -> Iterator[Own | Note | Problem]:
@@ -377,15 +412,18 @@ def _joined_fields(name: str, parts: Sequence[Own]) -> Own:
     return Own(parts[0].foreign, name, json.dumps(values))
 
 
+_WITH_LLAMACPP = "; the engine llamacpp passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)"
+
+
 def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
     for name, line in VARIABLES.items():
         value = environ.get(name)
-        if not value or line.unread or line.heeded:
+        if not value or line.unread or line.heeded or (line.flag and engine == images.LLAMACPP):
             continue
         variable, argument = images.as_argument(name, value, line)
         try:
             if variable.refused and argument.lower() not in variable.unless:
-                raise ValueError(variable.refused)
+                raise ValueError(variable.refused + (_WITH_LLAMACPP if variable.flag else ""))
             converted = CONVERSIONS[variable.convert](argument, engine)
         except ValueError as error:
             yield Problem(f"environment variable {name}", name, f"{redacted(f'{name}={value}')}: {error}")

@@ -59,7 +59,7 @@ from handler.engines.base import (
     Tokenizer,
     new_step,
 )
-from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
+from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PooledTexts, PoolingFiles, fit
 
 CUES = ("<raise>", "<hang>", "<die>", "<refuse>")
 """Words that cause failures. Their ids are 0 to 3 in the vocabulary of every prompt."""
@@ -122,7 +122,7 @@ class EchoTokenizer:
 
     def encode_pooled(
         self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
-    ) -> tuple[Prompt, int | None]:
+    ) -> PooledTexts:
         """Encode the words of one or two texts, without special tokens. A word's id is its hash, so a word has the same
         id in every text.
         """
@@ -138,7 +138,7 @@ class EchoTokenizer:
             ]
         cues = {cue: id for id, cue in enumerate(CUES)}
         ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for part in words for word in part]
-        return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
+        return PooledTexts(Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         text = self.render_chat(messages, options)

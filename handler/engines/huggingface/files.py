@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -243,6 +244,35 @@ def download(
         raise _cannot_fetch(name, reason) from None
 
 
+@contextlib.contextmanager
+def first_bytes(name: str, file: str, revision: str | None, count: int) -> Iterator[Iterable[bytes]]:
+    """Read the beginning of a file of a hub model in parts, from the cache or else from the hub.
+
+    Args:
+        revision: branch, tag or commit; None means the main branch.
+        count: maximum number of bytes. A hub that does not support ranges may send more.
+
+    Raises:
+        ConfigError: the hub does not have the file, or cannot be reached.
+    """
+    from huggingface_hub import hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    cached = try_to_load_from_cache(name, file, revision=revision)
+    if isinstance(cached, str):
+        with open(cached, "rb") as source:
+            yield [source.read(count)]
+        return
+    url, headers = hf_hub_url(name, file, revision=revision), {**build_hf_headers(), "Range": f"bytes=0-{count - 1}"}
+    try:
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+            response.raise_for_status()
+            yield response.iter_bytes(1 << 20)
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:
+        raise _cannot_fetch(name, str(error)) from None
+
+
 def cached() -> list[Any]:
     """Return a `CachedRepoInfo` for each model in huggingface_hub's cache, or [] without the package or a cache."""
     try:
@@ -417,8 +447,8 @@ def _demo_checkpoint(source: Path) -> Path:
     return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
 
 
-def load_tokenizer(config: EngineConfig) -> HfTokenizer:
-    return HfTokenizer(
+def load_tokenizer(config: EngineConfig, make: type[HfTokenizer] = HfTokenizer) -> HfTokenizer:
+    return make(
         config.model_path,
         trust_remote_code=bool(config.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,

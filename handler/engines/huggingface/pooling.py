@@ -158,12 +158,25 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
 # -- conversion of texts and pairs of texts to ids with a model's special tokens, truncated if allowed -----------------
 
 
+class PooledTexts(NamedTuple):
+    """One or two encoded texts.
+
+    Attributes:
+        second: index of the first token of the second text, or None if the model does not need this index.
+        texts: the texts as truncated, if the engine needs them besides their ids.
+    """
+
+    prompt: Prompt
+    second: int | None
+    texts: tuple[str, ...] = ()
+
+
 class PoolingTokenizer(Tokenizer, Protocol):
     """The tokenizer of an engine that was loaded for embedding, scoring or classification."""
 
     def encode_pooled(
         self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
-    ) -> tuple[Prompt, int | None]:
+    ) -> PooledTexts:
         """Encode a text, or two texts as a pair, with the special tokens that the model expects.
 
         Args:
@@ -171,10 +184,6 @@ class PoolingTokenizer(Tokenizer, Protocol):
             most: maximum total number of tokens, including special tokens; None means no limit.
             side: side on which tokens are removed, left or right, beginning with the longer text. None means that texts
                 are not truncated.
-
-        Returns:
-            The prompt, and the index of the first token of the second text, or None if the model does not need this
-            index.
 
         Raises:
             PromptTooLong: there are more than `most` tokens, and `side` is None or `most` leaves no room for text.
@@ -208,7 +217,7 @@ def encode_pooled(
         raise InvalidParameter(
             f"{names.dimensions}={pooling.dimensions}: the model's embeddings have {info.dimensions} dimensions"
         )
-    second = None
+    second, kept = None, tuple[str, ...]()
     if request.prompt_ids is not None:
         prompt = _cut(prompt_of_ids(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
     else:
@@ -217,12 +226,12 @@ def encode_pooled(
         if request.messages:
             texts = [pooled.render_chat(request.messages, request.template)]
         try:
-            prompt, second = pooled.encode_pooled(texts, most, side, special=not request.messages)
+            prompt, second, kept = pooled.encode_pooled(texts, most, side, special=not request.messages)
         except PromptTooLong as error:
             raise error.named(names.prompt) from None
     if not prompt.ids:
         raise InvalidPayload(f"'{names.prompt}' has no tokens")
-    return request._replace(pooling=pooling._replace(second=second)), prompt
+    return request._replace(pooling=pooling._replace(second=second, texts=kept)), prompt
 
 
 def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Prompt:
@@ -240,6 +249,7 @@ class HfPoolingTokenizer:
     Args:
         model: a Hugging Face directory.
         chat_template: template that replaces the model's own.
+        keeps_texts: whether the engine needs the texts besides their ids.
 
     Raises:
         ConfigError: the directory has no tokenizer.json.
@@ -247,7 +257,7 @@ class HfPoolingTokenizer:
 
     media_tokens: Mapping[str, MediaTokens] = MappingProxyType({})
 
-    def __init__(self, model: Path, chat_template: str | None = None) -> None:
+    def __init__(self, model: Path, chat_template: str | None = None, *, keeps_texts: bool = False) -> None:
         from tokenizers import Tokenizer as FastTokenizer
 
         file = model / "tokenizer.json"
@@ -264,12 +274,17 @@ class HfPoolingTokenizer:
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
         self.chat_template = chat_template or model_files.saved_template(model)
         self._model = model
+        self._keeps_texts = keeps_texts
+
+    def num_special(self, *, is_pair: bool) -> int:
+        """Return the number of special tokens that are added to a text or a pair."""
+        return self._num_special[is_pair]
 
     def encode(self, text: str) -> Prompt:
-        return self.encode_pooled([text], None, None)[0]
+        return self.encode_pooled([text], None, None).prompt
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        return self.encode_pooled([self.render_chat(messages, options)], None, None, special=False)[0]
+        return self.encode_pooled([self.render_chat(messages, options)], None, None, special=False).prompt
 
     def render_chat(self, messages: Objects, options: TemplateOptions) -> str:
         """Apply the chat template; see `PoolingTokenizer.render_chat`."""
@@ -296,7 +311,7 @@ class HfPoolingTokenizer:
 
     def encode_pooled(
         self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
-    ) -> tuple[Prompt, int | None]:
+    ) -> PooledTexts:
         """Encode one or two texts; see `PoolingTokenizer.encode_pooled`."""
         for text in texts:
             check_tokens(text, "inputs", MOST_TOKENS, PART, lambda part: len(self._parts([part])[0].ids))
@@ -308,12 +323,23 @@ class HfPoolingTokenizer:
                 raise PromptTooLong("inputs", sum(lengths) + num_special, most)
             for part, length in zip(parts, fit(lengths, most - num_special), strict=True):
                 part.truncate(length, direction=side)
+            texts = [_kept(text, part, side) for text, part in zip(texts, parts, strict=True)]
         whole = self._fast.post_process(*parts, add_special_tokens=special)
         second = whole.type_ids.index(1) if self._has_types and 1 in whole.type_ids else None
-        return Prompt(texts[0], whole.ids, self.vocabulary), second
+        return PooledTexts(
+            Prompt(texts[0], whole.ids, self.vocabulary), second, tuple(texts) if self._keeps_texts else ()
+        )
 
     def _parts(self, texts: Sequence[str]) -> list[Any]:
-        return list(self._fast.encode_batch_fast(texts, add_special_tokens=False))
+        encode = self._fast.encode_batch if self._keeps_texts else self._fast.encode_batch_fast  # without offsets
+        return list(encode(texts, add_special_tokens=False))
+
+
+def _kept(text: str, part: Any, side: str) -> str:
+    """Return the part of a text that remains after its tokens were truncated."""
+    if not part.offsets:
+        return ""
+    return text[: part.offsets[-1][1]] if side == "right" else text[part.offsets[0][0] :]
 
 
 def _has_types(model: Path) -> bool:

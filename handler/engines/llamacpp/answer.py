@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.core.event_stream import StreamEvent
-from handler.core.values import Extras, Finish
+from handler.core.values import NO_EXTRAS, Extras, Finish
 from handler.engines.base import Alternatives, EngineRequest, first_stop
+from handler.engines.llamacpp.media import ImagePrompt
 from handler.engines.llamacpp.parameters import Leg, completion
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
@@ -27,6 +28,7 @@ class Tokens(NamedTuple):
         stop_type: why the completion ended; "" if it continues.
         truncated: whether it ended because the context is full.
         num_cached: number of prompt tokens that were in the cache; 0 if unknown.
+        num_prompt: number of prompt tokens; 0 if unknown.
     """
 
     ids: Sequence[int]
@@ -36,6 +38,7 @@ class Tokens(NamedTuple):
     stop_type: str = ""
     truncated: bool = False
     num_cached: int = 0
+    num_prompt: int = 0
 
 
 class LlamaCall(ResponseCheck):
@@ -47,6 +50,10 @@ class LlamaCall(ResponseCheck):
     Args:
         eos: ids of the end tokens in the model's files.
         context: maximum number of tokens of the prompt and the response together.
+
+    Attributes:
+        images: the prompt as text with its images, or None if it has none.
+        marker: the text that represents an image in the last body.
     """
 
     def __init__(self, request: EngineRequest, eos: Collection[int], context: int) -> None:
@@ -55,6 +62,10 @@ class LlamaCall(ResponseCheck):
         self._ends = frozenset(self._sampling.stop_token_ids)
         self._context = context
         self._prompt = list(request.ids)
+        media = request.read_media()
+        self.images = ImagePrompt(media) if media is not None and media.media else None
+        self.marker = ""
+        self._num_images_tokens: int | None = None  # unknown until the first event
         self._goes_on = request.goes_on
         self._ids: list[int] = []
         self._num_legs = 0
@@ -72,6 +83,8 @@ class LlamaCall(ResponseCheck):
             ValueError: llama-server does not support a parameter of the request.
         """
         num_ids, least = len(self._ids), min(self._sampling.min_new_tokens, self._most)
+        if least and self.images is not None:
+            raise ValueError("min_new_tokens cannot be combined with images on llama-server")
         if least and self._is_ruled:
             raise ValueError("min_new_tokens cannot be combined with structured output on llama-server")
         without_end = num_ids < least
@@ -145,9 +158,18 @@ class LlamaCall(ResponseCheck):
         return True
 
     def count(self, tokens: Tokens, part: Part) -> None:
-        """Read the number of cached prompt tokens from the last event of the first completion."""
-        if tokens.num_cached and not self._goes_on and self._num_legs == 1:
-            part.extras = Extras(num_cached_tokens=min(tokens.num_cached, len(self._prompt)))
+        """Read the numbers of prompt tokens from the first completion.
+
+        Every event contains the number of all prompt tokens; the last one also has the number of cached tokens.
+        """
+        if self._goes_on or self._num_legs != 1:
+            return
+        if self.images is not None and self._num_images_tokens is None and tokens.num_prompt:
+            self._num_images_tokens = max(tokens.num_prompt - len(self._prompt), 0)
+            part.extras = Extras(num_media_tokens=self._num_images_tokens)
+        if tokens.num_cached:
+            num_cached = min(tokens.num_cached, len(self._prompt) + (self._num_images_tokens or 0))
+            part.extras = (part.extras or NO_EXTRAS)._replace(num_cached_tokens=num_cached)
 
     def _missing(self, tokens: Tokens, count: int, pieces: Pieces | None) -> Sequence[int]:
         """Return the ids of missing tokens, or nothing if they are uncertain and can be computed again."""
@@ -242,7 +264,7 @@ def read_completion(data: bytes) -> Tokens:
             raise event_error(data)
         ended = value.get("stop") is True
         timings = value.get("timings") or {}
-        cached = timings.get("cache_n")
+        cached, num_prompt = timings.get("cache_n"), value.get("tokens_evaluated")
         return Tokens(
             value.get("tokens") or [],
             value.get("completion_probabilities") or [],
@@ -251,6 +273,7 @@ def read_completion(data: bytes) -> Tokens:
             str(value["stop_type"]) if ended else "",
             bool(value.get("truncated")),
             cached if ended and type(cached) is int and cached > 0 else 0,
+            num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

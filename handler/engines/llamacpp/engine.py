@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -20,10 +22,11 @@ from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
-from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
 
 __all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
@@ -36,15 +39,24 @@ _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
+_ASK_TIMEOUT = 5.0  # seconds for a connection
 _LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
 
 
 class LlamaModel(NamedTuple):
-    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
+    """A server's model.
+
+    Attributes:
+        max_tokens: limit for the prompt and the response together; None if not reported.
+        projector: how the model reads images; None if it does not.
+        dimensions: number of dimensions of an embedding; 0 if the server is not used for embeddings.
+    """
 
     name: str
     max_tokens: int | None
     num_slots: int
+    projector: Projector | None = None
+    dimensions: int = 0
 
 
 class Slots:
@@ -99,8 +111,14 @@ class Slots:
             self._turns.popleft().set_result(None)
 
 
-class LlamaCppEngine(RemoteEngine[LlamaCall]):
-    """Engine for llama.cpp's servers; see `engines.base.Engine`. Without option.base_url, it starts a server itself."""
+class LlamaServers(RemoteEngine[C]):
+    """Base class of engines that use llama.cpp's servers. Without option.base_url, it starts a server itself.
+
+    Attributes:
+        model: the servers' common model.
+    """
+
+    model: LlamaModel
 
     own_name = child.NAME
 
@@ -112,8 +130,6 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         own = None if self._child is None else self._child.process
         super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
-        self._eos = eos_ids(config) if config.model is not None else frozenset()
-        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
         key = None if self._child is None else self._child.key
         connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
         self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
@@ -126,19 +142,19 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             description = repr(self._name) if self._name else "a model"
             setting = "option.base_url=" if own is None else f"{self.own_name} at "
             try:
-                model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
             except ConfigError:
                 if self._child is not None and (failure := self._child.failure()):
                     raise ConfigError(f"{self.own_name} {failure}") from None
                 raise
-            self._name = model.name
-            self.begin("openai", model.max_tokens, config, failed)
+            self._name = self.model.name
+            self.begin("openai", self.model.max_tokens, config, failed)
             if own is not None:
                 self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
                 own.watch()
             on_failure.pop_all()
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -147,7 +163,7 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
@@ -160,12 +176,68 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
-    @staticmethod
-    def _fit(model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
+
+    async def check_connection(self, server: RemoteServer) -> None:
+        """Ask a server for its model after each new connection, because it may have been restarted with another model.
+
+        llama-server ignores the name of the model in a request.
+
+        Raises:
+            Failed: the server serves another model.
+        """
+        if self._client.num_connections != self._num_connections.get(server.url):
+            server.known = False
+            await self.ask(server)
+
+    async def check(self, server: RemoteServer) -> None:
+        """Check that a server serves the model and accepts as many tokens as this engine."""
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+
+    async def disconnect(self) -> None:
+        await self._client.close()
+
+    def close(self) -> None:
+        super().close()
+        if self._child is not None:
+            self._child.process.stop()
+
+
+class LlamaCppEngine(LlamaServers[LlamaCall]):
+    """Engine for text generation with llama.cpp's servers; see `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._eos = eos_ids(config) if config.model is not None else frozenset()
+        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        self._projectors: dict[str, Projector | None] = {}  # by address
+        super().__init__(config)
+
+    async def model_at(self, url: str) -> LlamaModel:
+        model = await super().model_at(url)
+        self._projectors[url] = await self._complete_projector(url, model.projector)
+        return model
+
+    async def _complete_projector(self, url: str, projector: Projector | None) -> Projector | None:
+        """Add the tokens with which the server begins a prompt.
+
+        Raises:
+            Failed: the server does not tokenize an empty text.
+        """
+        known = self._projectors.get(url)
+        if projector is None or (known is not None and known.marker == projector.marker):
+            return known if projector is not None else None
+        try:
+            begin = await tokenized(self._tokenizing(url), "", add_special=True)
+        except Refused as error:
+            raise Failed(str(error), error.words) from None
+        return projector._replace(begin=tuple(begin))
+
+    def _tokenizing(self, url: str) -> Tokenize:
+        return functools.partial(self._client.post, f"{root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
@@ -198,16 +270,44 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
         """Request completions until the response has ended."""
         call = running.call
         while not running.ended:
-            body = call.next_body()
+            body = await self._with_images(server, call, call.next_body())
             call.begin()
-            await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            try:
+                await (self._read_events if call.streamed else self._read_whole)(server, running, body)
+            except Refused:
+                await self._check_marker(server, call)
+                raise
             call.check_progress()
+
+    async def _with_images(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body with the prompt as text and images if it has images.
+
+        Raises:
+            Refused: the server has no projector, or would get other tokens.
+        """
+        if call.images is None:
+            return body
+        projector = self._projectors.get(server.url)
+        if projector is None:
+            raise Refused(400, NO_PROJECTOR)
+        call.marker = projector.marker
+        tokenize = self._tokenizing(server.url)
+        return {**body, "prompt": await call.images.prompt(body["prompt"], projector, tokenize, self._load_pieces)}
+
+    async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
+        """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
+        if call.images is None or call.begun:
+            return
+        await self.model_at(server.url)
+        projector = self._projectors.get(server.url)
+        if projector is not None and projector.marker != call.marker:
+            raise Failed("was restarted")
 
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
-            await self._check_connection(server)
+        async with self._client.events(f"{root(server.url)}/completion", body) as events:
+            await self.check_connection(server)
             async for batch in events:
                 for event in batch:
                     if running.ended:
@@ -242,8 +342,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{_root(server.url)}/completion", body)
-        await self._check_connection(server)
+        data = await self._client.post(f"{root(server.url)}/completion", body)
+        await self.check_connection(server)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
@@ -266,7 +366,8 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            data = await self._client.post(f"{_root(server.url)}/completion", scores(prefix, count))
+            body = await self._with_images(server, call, scores(prefix, count))
+            data = await self._client.post(f"{root(server.url)}/completion", body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -279,32 +380,50 @@ class LlamaCppEngine(RemoteEngine[LlamaCall]):
             self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
         return await asyncio.shield(self._pieces)
 
-    async def _check_connection(self, server: RemoteServer) -> None:
-        """Ask a server for its model after each new connection, because it may have been restarted with another model.
-
-        llama-server ignores the name of the model in a request.
-
-        Raises:
-            Failed: the server serves another model.
-        """
-        if self._client.num_connections != self._num_connections.get(server.url):
-            server.known = False
-            await self.ask(server)
-
-    async def check(self, server: RemoteServer) -> None:
-        """Check that a server serves the model and accepts as many tokens as this engine."""
-        model = await self._model_at(server.url)
-        if model.name != self._name:
-            raise Failed("serves another model", f"it serves {model.name!r}")
-        self.check_max_tokens(model.max_tokens)
-
     async def disconnect(self) -> None:
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
-        await self._client.close()
+            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            try:
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+            except ConfigError:
+                if self._child is not None and (failure := self._child.failure()):
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
+            self._name = self.model.name
+            self.begin("openai", self.model.max_tokens, config, failed)
+            if own is not None:
+                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
+                own.watch()
 
 
-def _root(url: str) -> str:
+@functools.lru_cache
+def has_projector(urls: tuple[str, ...]) -> bool:
+    """Return whether servers read images, as far as is known. This blocks for up to 5 s.
+
+    If no server responds, they may, and the engine refuses images later.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        found = thread.submit(asyncio.run, _ask_projectors(urls)).result()
+    return any(found) or not found
+
+
+async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
+    """Return whether each server that responds reads images."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        answers = await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+    finally:
+        await client.close()
+    found = []
+    for answer in answers:
+        with contextlib.suppress(Failed):
+            if isinstance(answer, bytes):
+                found.append(_described("", answer).projector is not None)
+    return found
+
+
+def root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
@@ -322,7 +441,8 @@ def _described(name: str, data: bytes) -> LlamaModel:
     except (ValueError, AttributeError) as error:
         raise Failed("does not describe its model", f"its /props cannot be read: {error!r}") from None
     is_limit = type(context) is int and context > 0
-    return LlamaModel(name, context if is_limit else None, count if type(count) is int and count > 0 else 1)
+    num_slots = count if type(count) is int and count > 0 else 1
+    return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:

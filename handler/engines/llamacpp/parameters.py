@@ -41,6 +41,7 @@ _REASONS = {
 
 _RESPONSE_FIELDS = (
     "stop", "stop_type", "truncated", "tokens", "tokens_predicted", "completion_probabilities", "timings",
+    "tokens_evaluated",
 )  # fmt: skip
 """The fields of a response's last event. By default it also repeats the whole prompt."""
 

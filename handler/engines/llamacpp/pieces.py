@@ -61,6 +61,13 @@ class Pieces:
         before = data.removesuffix(self._pieces[last])
         return list(islice(self._divisions(before, 0, count), 2)) if is_incomplete(before) else []
 
+    def text(self, ids: Sequence[int]) -> str | None:
+        """Return the text of tokens, or None if it is not complete."""
+        try:
+            return b"".join([self._pieces[id] for id in ids]).decode()
+        except (IndexError, UnicodeDecodeError):
+            return None
+
     def incomplete(self, ids: Sequence[int]) -> list[bool]:
         """Return, for each token of a completion, whether the text after it is incomplete."""
         text, result = b"", list[bool]()

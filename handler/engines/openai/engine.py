@@ -11,14 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
-from handler.core.values import Sampling
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.core.errors import ConfigError, Problem
+from handler.core.values import Sampling, Task
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, Tokenizer
+from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
-from handler.engines.llamacpp.engine import LlamaCppEngine
+from handler.engines.huggingface.pooling import HfPoolingTokenizer
+from handler.engines.llamacpp import media
+from handler.engines.llamacpp import pooling as llamacpp
+from handler.engines.llamacpp.engine import LlamaCppEngine, has_projector
 from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
+from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS
@@ -40,7 +46,29 @@ _TAKES_ENDS = ("vllm", "sglang")
 _ABORT_TIMEOUT = 5.0  # seconds
 _ABORT_SECONDS = 0.5  # for a server to receive the last abort before the event loop rests
 
-_SETTING = RemoteOptions("openai", "http://host:8000/v1")
+
+class UrlSetting(RemoteOptions):
+    """The options of the engine, which are checked before it is loaded."""
+
+    def urls(self, config: EngineConfig) -> tuple[str, ...]:
+        """Return the servers' addresses, after checking the task.
+
+        Raises:
+            ConfigError: a kind of server does not support the model's task, or option.base_url is not set.
+        """
+        check_task(config, config.engine_options.get("base_url_kind", "auto"))
+        return super().urls(config)
+
+
+def check_task(config: EngineConfig, kind: str) -> None:
+    """Raise ConfigError if a kind of server does not support the model's task, or if option.pooling is set."""
+    llamacpp.check_task(config)
+    if config.task is not Task.GENERATION and kind not in ("llamacpp", "auto"):
+        message = f"option.task={config.options.task}: servers of the kind {kind} only generate text here"
+        raise ConfigError(Problem("", "option.task", f"{message}; llamacpp also computes embeddings and scores"))
+
+
+_SETTING = UrlSetting("openai", "http://host:8000/v1")
 check, prepare = _SETTING.check, _SETTING.prepare
 
 
@@ -240,7 +268,10 @@ def capabilities(config: EngineConfig) -> Capabilities:
         ConfigError: the kind of no server can be determined, or the kinds differ.
     """
     kind = _kind(config)
-    return LLAMACPP if kind == "llamacpp" else KINDS[kind].capabilities
+    check_task(config, kind)
+    if kind == "llamacpp":
+        return replace(LLAMACPP, no_media=media.no_media(projector=has_projector(_SETTING.urls(config))))
+    return KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
@@ -248,8 +279,17 @@ def _kind(config: EngineConfig) -> str:
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
 
 
-def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine:
+def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
     kind = _kind(config)
+    check_task(config, kind)
     if kind == "llamacpp":
-        return LlamaCppEngine(config)
+        return LlamaCppEngine(config) if config.task is Task.GENERATION else LlamaPooling(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is not Task.GENERATION:
+        return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)
+    urls = config.engine_options.get("base_url", ())
+    projector = bool(urls) and _kind(config) == "llamacpp" and has_projector(_SETTING.urls(config))
+    return media.load_tokenizer(config, projector=projector)

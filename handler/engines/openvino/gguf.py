@@ -26,6 +26,7 @@ from handler.config import gguf
 from handler.core.child_processes import tell
 from handler.core.errors import ConfigError
 from handler.engines.downloads import UNKNOWN_LAYOUT, UnknownLayout, fingerprint, make_once, run_converter
+from handler.engines.llamacpp import readable
 from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 
 log = logging.getLogger(__name__)
@@ -530,31 +531,41 @@ def check_readable(path: Path, header: gguf.Header) -> None:
     Raises:
         ConfigError: the architecture, the tokenizer or a kind of weights is not supported, or a key is missing.
     """
+    if reason := unreadable(header):
+        raise ConfigError(f"{path} {reason.text}: {readable.remedy(header)}{reason.remedy}")
+
+
+class Unreadable(NamedTuple):
+    """Why OpenVINO GenAI does not read a GGUF file, and what the user can do about it."""
+
+    text: str
+    remedy: str
+
+
+def unreadable(header: gguf.Header) -> Unreadable | None:
+    """Return why OpenVINO GenAI cannot read a GGUF file, or None if it can, as far as the header tells."""
     architecture = header.architecture
     if architecture not in _ARCHITECTURES:
-        raise ConfigError(
-            f"{path} has the architecture {architecture}, but OpenVINO GenAI reads GGUF files only of "
-            f"{', '.join(_ARCHITECTURES)}: {_OTHER_FORM}"
-        )
+        names = ", ".join(_ARCHITECTURES)
+        text = f"has the architecture {architecture}, but OpenVINO GenAI reads GGUF files only of {names}"
+        return Unreadable(text, _OTHER_FORM)
     kinds = header.matrix_types
-    unreadable = kinds - _READABLE.keys()
+    unknown = kinds - _READABLE.keys()
     if kinds & _READABLE.keys():
-        unreadable -= {_F32}
-    if unreadable:
-        names = ", ".join(_names(unreadable))
-        raise ConfigError(f"{path} has {names} weights, which OpenVINO GenAI does not read: {_REMEDY}")
+        unknown -= {_F32}
+    if unknown:
+        names = ", ".join(gguf.type_names(unknown))
+        return Unreadable(f"has {names} weights, which OpenVINO GenAI does not read", _REMEDY)
     tokenizer = header.values.get(_TOKENIZER_KEY)
     if isinstance(tokenizer, bytes) and tokenizer != _TOKENIZER:
-        raise ConfigError(
-            f"{path} has a tokenizer of the kind {tokenizer.decode(errors='replace')}, but OpenVINO GenAI reads only "
-            f"{_TOKENIZER.decode()} tokenizers from GGUF files: {_OTHER_FORM}"
-        )
+        kind = tokenizer.decode(errors="replace")
+        only = f"OpenVINO GenAI reads only {_TOKENIZER.decode()} tokenizers from GGUF files"
+        return Unreadable(f"has a tokenizer of the kind {kind}, but {only}", _OTHER_FORM)
     keys = [key.format(architecture) for key in _KEYS]
     if missing := [key for key in keys if key.encode() not in header.values]:
-        raise ConfigError(
-            f"{path}: its header lacks {', '.join(missing)}, which OpenVINO GenAI needs: convert the model again with "
-            f"llama.cpp, or {_OTHER_FORM}"
-        )
+        text = f"cannot be read: its header lacks {', '.join(missing)}, which OpenVINO GenAI needs"
+        return Unreadable(text, f"convert the model again with llama.cpp, or {_OTHER_FORM}")
+    return None
 
 
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
@@ -612,15 +623,7 @@ def default_weights(source: Path) -> Weights:
 
 
 def _kinds(source: Path) -> Set[str]:
-    return {*_names(gguf.matrix_types(source))}
-
-
-def _names(numbers: Set[int]) -> list[str]:
-    """Return the names of kinds of weights, for ggml's numbers."""
-    from gguf import GGMLQuantizationType as Kind
-
-    names_by_number = {kind.value: kind.name for kind in Kind}
-    return sorted(names_by_number.get(number, f"type {number}") for number in numbers)
+    return {*gguf.type_names(gguf.matrix_types(source))}
 
 
 def _changes(kinds: Set[str], weights: Weights) -> str:

@@ -259,7 +259,8 @@ class _Pass:
         except GenerationFailed:
             self.summarizing.failed = True
         self.reader = None
-        counts = self._settings.usage(self._num_prompt_tokens, reader.num_cached_tokens, reader.num_tokens)
+        num_prompt = self._num_prompt_tokens + reader.num_media_tokens
+        counts = self._settings.usage(num_prompt, reader.num_cached_tokens, reader.num_tokens)
         self.iteration = _iteration("compaction", counts)
         return self.summarizing.summary or None
 

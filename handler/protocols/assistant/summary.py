@@ -95,13 +95,14 @@ class SummaryReader:
     Attributes:
         num_tokens: the number of tokens so far.
         num_cached_tokens: the number of tokens of the prompt that were cached.
+        num_media_tokens: the number of prompt tokens that the engine reports in addition to those of the prompt's ids.
     """
 
     def __init__(self, form: ResponseForm) -> None:
         self._reader = form.reader()
         self._events: list[Event] = []
         self.num_tokens = 0
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_media_tokens = 0
 
     @property
     def num_reasoning(self) -> int:
@@ -110,6 +111,7 @@ class SummaryReader:
     def feed(self, delta: Delta) -> None:
         if delta.extras is not None:
             self.num_cached_tokens += delta.extras.num_cached_tokens or 0
+            self.num_media_tokens += delta.num_media_tokens
         for token in delta.tokens:
             self.num_tokens += token.id >= 0
             self._events += [token.text] if self._reader is None else self._reader.feed(token)

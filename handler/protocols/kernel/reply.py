@@ -141,6 +141,7 @@ class WholeReply(Reply):
 
     def feed(self, index: int, delta: Delta) -> bytes:
         assert delta.error is None, "an error is rendered by ParsedRequest.errors"
+        self._num_prompt_tokens += delta.num_media_tokens
         sequence = self._of(index, delta)
         if sequence.finish is not Finish.ERROR:  # it has finished, and its request was stopped later
             return b""
@@ -358,6 +359,7 @@ class TokenStream(Reply, ABC):
             return encode(tokens[0]) if len(tokens) == 1 else b"".join(map(encode, tokens))
         # 4. Everything else, part by part.
         if delta.prefill is not None or delta.extras is not None:
+            self._num_prompt_tokens += delta.num_media_tokens
             self._take(position, delta)
         parts = [] if self._begun else [self._head()]
         self._begun = True

@@ -213,6 +213,7 @@ class CompactingStream(ResponseStream):
     def _summarized(self, summary: SummaryReader, finish: Finish) -> bytes:
         text = summary.end(finish)
         self._summary = None
+        self._num_prompt_tokens += summary.num_media_tokens
         self._num_tokens += summary.num_tokens
         self._num_cached_tokens += summary.num_cached_tokens
         self._num_reasoning_before = summary.num_reasoning
@@ -248,6 +249,7 @@ class CompactingDocument(ResponseDocument):
             return super().feed(0, delta)
         self._summary.feed(delta)
         if delta.finish is not None:
+            self._num_prompt_tokens += self._summary.num_media_tokens
             self._summarizing.summary = self._summary.end(delta.finish)
         return b""
 

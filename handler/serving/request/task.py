@@ -435,6 +435,8 @@ class RequestTask(Life):
         stats.num_tokens += len(delta.tokens)
         if not stats.first_at:
             stats.note_first()
+        if delta.extras is not None:
+            stats.num_prompt_tokens += delta.num_media_tokens
         if delta.error is not None or self.parsed is None:
             return self._fail(index, delta)
         reply = self.parsed.reply

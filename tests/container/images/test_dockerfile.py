@@ -19,7 +19,8 @@ from handler.container.djl import S5CMD
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
 
 ARGUMENTS, STAGES = read()
-IMAGES = ("cpu", "lmi", "trtllm")
+IMAGES = ("cpu", "llamacpp", "lmi", "trtllm")
+EMBEDDED = ("cpu", "llamacpp")
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -38,7 +39,12 @@ def test_image_is_run_as_sagemaker_runs_it(name: str) -> None:
 def test_each_image_has_its_front_and_engine() -> None:
     chosen = {name: STAGES[name].environment() for name in IMAGES}
     fronts = {name: (found["LMI_FRONT"], found.get("OPTION_LLM_ENGINE")) for name, found in chosen.items()}
-    assert fronts == {"cpu": ("embedded", None), "lmi": ("djl", "vllm"), "trtllm": ("djl", "trtllm")}
+    assert fronts == {
+        "cpu": ("embedded", None),
+        "llamacpp": ("embedded", "llamacpp"),
+        "lmi": ("djl", "vllm"),
+        "trtllm": ("djl", "trtllm"),
+    }
     assert Path(chosen["cpu"]["LMI_DEFAULT_MODEL"]).name == Path(DEMO_MEMBER).name
 
 
@@ -47,13 +53,63 @@ def test_bases_are_pinned() -> None:
     assert bases == {
         ARGUMENTS["CPU_BASE"],
         "scratch",
-        *(name for name in STAGES if name in ("tools", "cpu-packages", "cpu-app")),  # stages of the same file
+        *("tools", "cpu-packages", "cpu-app", "llamacpp-tools", "llamacpp-packages"),  # stages of the same file
         "eclipse-temurin:17.0.19_10-jre-noble",
         "deepjavalibrary/djl-serving:0.36.0-cpu",
         "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
         "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.38.0-lmi29.0.0-cu130",
     }
     assert re.fullmatch(r"debian:bookworm-\d{8}-slim@sha256:[0-9a-f]{64}", ARGUMENTS["CPU_BASE"])
+
+
+def test_llamacpp_with_cuda_takes_two_bases_and_no_other_argument() -> None:
+    """The first has the compiler. Python and its packages are those of the second, from the same distribution."""
+    devel, runtime = "nvidia/cuda:13.0.1-devel-ubuntu24.04", "nvidia/cuda:13.0.1-runtime-ubuntu24.04"
+    _, stages = read(given={"LLAMACPP_BUILD_BASE": devel, "LLAMACPP_BASE": runtime})
+    assert (stages["llamacpp-tools"].base, stages["llamacpp"].base) == (devel, runtime)
+    assert {stages[f"llamacpp-{name}"].base for name in ("build", "packages")} == {"llamacpp-tools"}
+    assert stages["tools"].base == ARGUMENTS["CPU_BASE"]
+    assert STAGES["llamacpp"].base == STAGES["llamacpp-tools"].base == ARGUMENTS["CPU_BASE"]
+    document = (ROOT / "docs" / "container.md").read_text()
+    assert f"--build-arg LLAMACPP_BUILD_BASE={devel} --build-arg LLAMACPP_BASE={runtime} " in document
+
+
+def test_llama_server_is_built_for_other_processors_than_the_builders() -> None:
+    [step] = [value for value in STAGES["llamacpp-build"].values("RUN") if "cmake " in value]
+    flags = dict(re.findall(r" -D(\w+)=(\S+)", step))
+    assert {name: flags[name] for name in ("GGML_NATIVE", "GGML_BACKEND_DL", "GGML_CPU_ALL_VARIANTS")} == {
+        "GGML_NATIVE": "OFF",
+        "GGML_BACKEND_DL": "ON",
+        "GGML_CPU_ALL_VARIANTS": "ON",
+    }
+    assert flags["LLAMA_USE_PREBUILT_UI"] == "OFF", "it would be downloaded"
+    assert "/opt/llama.cpp" in STAGES["llamacpp"].environment()["PATH"].split(":")
+    assert "LICENSE" in step
+
+
+KERNELS = """\
+function(ggml_add_cpu_backend_variant tag_name)
+    ggml_add_cpu_backend_variant_impl(${tag_name})
+        ggml_add_cpu_backend_variant(x64)
+        ggml_add_cpu_backend_variant(sse42              SSE42)
+            ggml_add_cpu_backend_variant(ivybridge      SSE42 AVX F16C)
+        ggml_add_cpu_backend_variant(haswell            SSE42 AVX F16C FMA AVX2 BMI2)
+            ggml_add_cpu_backend_variant(armv8.6_2    DOTPROD FP16_VECTOR_ARITHMETIC SVE MATMUL_INT8 SVE2)
+            ggml_add_cpu_backend_variant(armv9.2_1    DOTPROD FP16_VECTOR_ARITHMETIC SVE MATMUL_INT8 SME)
+            ggml_add_cpu_backend_variant(apple_m1             DOTPROD)
+    ggml_add_cpu_backend_variant_impl("")
+"""
+"""Lines as in ggml/src/CMakeLists.txt."""
+
+
+def test_the_kernels_of_sagemakers_hosts_are_built_and_no_others(tmp_path: Path) -> None:
+    [step] = [value for value in STAGES["llamacpp-build"].values("RUN") if "cmake " in value]
+    (tmp_path / "ggml" / "src").mkdir(parents=True)
+    file = tmp_path / "ggml" / "src" / "CMakeLists.txt"
+    file.write_text(KERNELS)
+    subprocess.run(["sh", "-euc", step.partition("&&")[0]], cwd=tmp_path, check=True)
+    kept = [line for line in KERNELS.splitlines() if not re.search("sse42 |ivybridge|armv9|apple", line)]
+    assert file.read_text().splitlines() == kept
 
 
 def test_the_second_base_of_trtllm_is_one_argument_away() -> None:
@@ -68,7 +124,8 @@ def test_every_documented_build_makes_what_sagemaker_takes() -> None:
     built = [line for line in lines if line.startswith(("docker build", "buildah b", "podman build"))]
     assert len(built) > 4
     for line in built:
-        assert "--platform linux/amd64" in line
+        assert re.search(" --platform linux/(amd64|arm64) ", line)
+        assert ("linux/arm64" in line) == ("-arm64:" in line)
         assert "--provenance=false" in line or "--format docker" in line
     assert all("--format v2s2" in line for line in lines if line.startswith(("podman push", "buildah push")))
 
@@ -160,8 +217,9 @@ def test_hadolint_finds_nothing() -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_our_own_code_is_the_last_layer_of_files(name: str) -> None:
     """A changed line of ours is then all that is pushed."""
-    copies = [value for value in STAGES[name].values("COPY") if "--from=wheel" in value or "--from=cpu-app" in value]
-    assert copies == [f"--from={'cpu-app' if name == 'cpu' else 'wheel'} /opt/lmi-handler/app /opt/lmi-handler/app"]
+    copies = [value for value in STAGES[name].values("COPY") if re.match("--from=(wheel|.*-app) ", value)]
+    source = f"{name}-app" if name in EMBEDDED else "wheel"
+    assert copies == [f"--from={source} /opt/lmi-handler/app /opt/lmi-handler/app"]
     instructions = [(one.name, one.value) for one in STAGES[name].instructions]
     after = instructions[instructions.index(("COPY", copies[0])) + 1 :]
     assert [value for kind, value in after if kind in ("COPY", "ADD")] == []
@@ -178,6 +236,11 @@ def test_labels_say_what_it_was_built_from(name: str) -> None:
 
 
 def test_the_dockerfile_imports_names_that_exist() -> None:
-    names = re.findall(r"from (handler[\w.]*) import (\w+)", (ROOT / "Dockerfile").read_text())
+    text = (ROOT / "Dockerfile").read_text()
+    names = re.findall(r"from (handler[\w.]*) import (\w+)", text)
     assert names
+    modules = [name for imported in re.findall(r"c 'import (handler[^']*)'", text) for name in imported.split(", ")]
+    assert "handler.engines.llamacpp.engine" in modules
+    for name in modules:
+        importlib.import_module(name)
     assert [name for module, name in names if not hasattr(importlib.import_module(module), name)] == []

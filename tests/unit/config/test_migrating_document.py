@@ -170,13 +170,16 @@ def _tgi() -> str:
 
 def _variables(names: Iterable[str]) -> str:
     return _by_answer(
-        (_except(name, VARIABLES[name].unless), VARIABLES[name]._replace(unless=()).answer) for name in sorted(names)
+        (_except(name, VARIABLES[name].unless), VARIABLES[name]._replace(unless=()).otherwise) for name in sorted(names)
     )
 
 
 def _of_image(group: str, protecting: str) -> str:
     """Return what becomes of every argument of an image's server, with the name of its variable."""
     lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
+    if flags := sorted(name for name, line in VARIABLES_OF[group].items() if line.flag):
+        passed = f"The engine `llamacpp` passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
+        lists = f"{passed}\n\nWith other engines, the same variables are in the lists below.\n\n{lists}"
     unknown = "The server ignores variables that are not listed, and logs their names when it starts."
     neutral = "A refused variable may have a value that changes nothing, such as `0`."
     return f"The lists are for {IMAGES[group]}. {unknown} {neutral}\n\n{lists}"

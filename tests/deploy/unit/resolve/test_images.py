@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from typing import Any
 
 import botocore.session
 import pytest
@@ -16,6 +17,7 @@ from deploy.resolve.images import (
     built_for,
     choose_ami,
     cuda_of,
+    image_architecture,
     image_cuda,
     push_instructions,
     registry_suffix,
@@ -151,9 +153,49 @@ def test_push_instructions() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "target"), [("lmi-handler-cpu", "cpu"), ("lmi-handler-vllm", "lmi"), ("x", "trtllm")])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("lmi-handler-cpu", "cpu"),
+        ("lmi-handler-vllm", "lmi"),
+        ("lmi-handler-llamacpp", "llamacpp"),
+        ("llama-cpp-cpu", "llamacpp"),
+        ("x", "trtllm"),
+    ],
+)
 def test_push_instructions_guess_the_target_by_the_name(name: str, target: str) -> None:
     assert f"--target {target} -t {name}:1 ." in push_instructions(f"{HERE}/{name}:1")
+
+
+def test_an_image_for_arm_is_built_for_it() -> None:
+    assert "docker build --platform linux/arm64 " in push_instructions(f"{HERE}/lmi-handler-llamacpp-arm64:1")
+    assert "docker build --platform linux/arm64 " in push_instructions(f"{HERE}/lmi-handler-cpu:1", "arm64")
+
+
+@in_one_test(
+    ("image", "wanted"),
+    [
+        ({"repository": "lmi"}, "amd64"),
+        ({"repository": "lmi-arm64"}, "arm64"),
+        ({"repository": "lmi", "tag": "1.1.0-aarch64"}, "arm64"),
+        ({"repository": "lmi-graviton"}, "arm64"),
+        ({"repository": "charm64/lmi"}, "amd64"),
+        ({"repository": "arm64/lmi"}, "amd64"),
+        ({"repository": "lmi", "architecture": "arm64"}, "arm64"),
+        ({"repository": "lmi-arm64", "architecture": "amd64"}, "amd64"),
+        ({"uri": f"{HERE}/llama-cpp-arm64:server-sagemaker-cpu-v1"}, "arm64"),
+        ({"uri": f"{HERE}/lmi@sha256:{'ab' * 32}"}, "amd64"),
+        ({"aws": "djl-lmi"}, "amd64"),
+    ],
+)
+def test_the_processors_that_an_image_is_built_for(image: dict[str, Any], wanted: str) -> None:
+    assert image_architecture(Image(**image)) == wanted
+    assert (
+        resolve_image(
+            Image(**{"tag": "1", **image} if "repository" in image else image), "us-east-1", ACCOUNT
+        ).architecture
+        == wanted
+    )
 
 
 @in_one_test(

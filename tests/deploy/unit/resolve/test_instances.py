@@ -10,7 +10,7 @@ from botocore.stub import Stubber
 
 from deploy.aws import Aws
 from deploy.errors import SpecError
-from deploy.resolve.instances import all_types, find, refuse_mistyped
+from deploy.resolve.instances import all_types, architecture, find, refuse_mistyped, without_gpus
 from deploy.resolve.prices import TABLE, Price, Prices, ask
 from tests.deploy.doubles.endpoints import listed_price
 from tests.one_test import in_one_test
@@ -67,10 +67,43 @@ def test_what_speaks_past_the_bus(name: str, nvlink: bool, blackwell: bool) -> N
     assert (one.nvlink, one.blackwell) == (nvlink, blackwell)
 
 
-@in_one_test("name", ["ml.c7g.xlarge", "ml.m6gd.large", "ml.c6gn.large", "ml.p6e-gb300.36xlarge", "ml.g5g.xlarge"])
-def test_arm_hosts_are_refused(name: str) -> None:
-    with pytest.raises(SpecError, match="is an arm64 host"):
+@pytest.mark.parametrize("name", ["ml.p6e-gb300.36xlarge", "ml.g5g.xlarge"])
+def test_arm_hosts_with_gpus_are_refused(name: str) -> None:
+    with pytest.raises(SpecError, match="is an arm64 host with GPUs"):
         find(name)
+
+
+@in_one_test(
+    ("name", "wanted"),
+    [
+        ("ml.c7g.xlarge", "arm64"),
+        ("ml.m6gd.large", "arm64"),
+        ("ml.c6gn.large", "arm64"),
+        ("ml.m9g.large", "arm64"),
+        ("ml.p6e-gb200.36xlarge", "arm64"),
+        ("ml.c7i.large", "amd64"),
+        ("ml.g6e.xlarge", "amd64"),
+        ("ml.m6id.large", "amd64"),
+        ("ml.p4d.24xlarge", "amd64"),
+    ],
+)
+def test_the_processors_of_a_type_are_those_of_its_family(name: str, wanted: str) -> None:
+    assert architecture(name) == wanted
+
+
+def test_graviton_types_are_known() -> None:
+    one = find("ml.c8g.4xlarge")
+    assert one is not None
+    assert (one.architecture, one.gpus, one.vcpus, one.ram_gib) == ("arm64", 0, 16, 32)
+    assert TABLE.of("ml.c8g.4xlarge").text == "$0.5-1/h"
+
+
+@in_one_test(
+    ("engine", "cuda", "wanted"),
+    [("openvino", (13, 0), True), ("llamacpp", None, True), ("llamacpp", (13, 0), False), ("vllm", None, False)],
+)
+def test_an_engine_uses_gpus_if_the_image_does(engine: str, cuda: tuple[int, int] | None, wanted: bool) -> None:
+    assert without_gpus(engine, cuda) is wanted
 
 
 @pytest.mark.parametrize(

@@ -308,6 +308,82 @@ def test_an_image_for_hopper_and_newer_names_the_types_for_it() -> None:
     )
 
 
+LLAMACPP: dict[str, Any] = {
+    "image": {"repository": "lmi-handler-llamacpp", "tag": "1.1.0"},
+    "model": {
+        "s3": "s3://models/gguf/",
+        "context": 4096,
+        "shape": {**SMALL.model_dump(), "dtype": "int4", "stored": 4.9e9},
+    },
+    "options": {"llm_engine": "llamacpp"},
+}
+ARM: dict[str, Any] = {**LLAMACPP, "image": {"repository": "lmi-handler-llamacpp-arm64", "tag": "1.1.0"}}
+CUDA: dict[str, Any] = {**LLAMACPP, "image": {"repository": "lmi-handler-llamacpp", "tag": "1.1.0-cu130"}}
+
+
+@in_one_test(
+    ("given", "type", "message"),
+    [
+        (LLAMACPP, "ml.c8g.2xlarge", "ml.c8g.2xlarge is an arm64 host, but the image is built for amd64"),
+        (ARM, "ml.c7i.2xlarge", "ml.c7i.2xlarge is an amd64 host, but the image is built for arm64"),
+        (ARM, "ml.g6e.2xlarge", "ml.g6e.2xlarge is an amd64 host, but the image is built for arm64"),
+        ({}, "ml.r6g.2xlarge", "ml.r6g.2xlarge is an arm64 host, but the image is built for amd64"),
+        (LLAMACPP, "ml.m9g.2xlarge", "ml.m9g.2xlarge is an arm64 host"),
+    ],
+)
+def test_an_image_for_other_processors_is_refused(given: dict[str, Any], type: str, message: str) -> None:
+    for unchecked in (False, True):
+        with pytest.raises(SpecError, match=rf"^instance\.type: {message}") as caught:
+            decision(**given, instance={"type": type, "unchecked": unchecked})
+    host = "arm64" if "g." in type.replace("g6e", "") else "amd64"
+    assert f"--platform linux/{host} and set image.architecture: {host}" in caught.value.advice
+
+
+def test_llamacpp_takes_the_cheapest_host_of_the_images_processors() -> None:
+    assert decision(**LLAMACPP).instance_type == "ml.m7i.xlarge"
+    found = candidates(**ARM)
+    assert found is not None
+    assert found.chosen is not None
+    assert found.chosen.instance.name == "ml.m8g.xlarge"
+    assert {item.instance.architecture for item in found.fits} == {"arm64"}
+    assert any("Graviton2" in remark for item in found.fits if item.instance.family == "c6g" for remark in item.remarks)
+    assert decision(**{**LLAMACPP, "image": {"repository": "mine", "architecture": "arm64", "tag": "1"}}).gpus == 0
+
+
+def test_a_gguf_file_needs_its_size_and_a_cache() -> None:
+    found = candidates(**ARM, instance={"type": "ml.c7g.2xlarge"})
+    assert found is not None
+    assert found.chosen is not None
+    assert found.chosen.weights == pytest.approx(4.9e9 / 2**30)
+    with pytest.raises(DoesNotFit, match=r"ml\.c7g\.xlarge: with weights of 4\.6 GiB .* the 5\.4 GiB of RAM"):
+        decision(**ARM, instance={"type": "ml.c7g.xlarge"})
+
+
+def test_llamacpp_with_cuda_divides_the_layers_between_all_gpus() -> None:
+    assert decision(**CUDA).gpus == 1
+    found = resolve(spec(**CUDA, instance={"type": "ml.g6.12xlarge"}), "us-east-1")
+    assert found.chosen is not None
+    assert found.chosen.degree == 4
+    assert found.chosen.weights == pytest.approx(4.9e9 / 2**30 / 4)
+    assert (found.decision.tensor_parallel, found.decision.warnings) == (None, ())
+    one = resolve(spec(**LLAMACPP, instance={"type": "ml.g6.xlarge"}), "us-east-1").decision
+    assert "leaves the GPU idle" in "".join(one.warnings)
+
+
+def test_llamacpp_frees_the_cache_outside_of_a_window() -> None:
+    shape = {**LLAMACPP["model"]["shape"], "window": 1024, "window_layers": 28, "context": 131072}
+    of_windows = {
+        **LLAMACPP,
+        "model": {**LLAMACPP["model"], "shape": shape, "context": 131072},
+        "instance": {"type": "ml.m7i.4xlarge"},
+    }
+    kept = {**of_windows, "options": {"llm_engine": "llamacpp", "llama_server_args": "--swa-full"}}
+    freed, whole = candidates(**of_windows), candidates(**kept)
+    assert freed is not None
+    assert whole is not None
+    assert freed.need.kv_gib(131072, 1) < whole.need.kv_gib(131072, 1) / 4
+
+
 def test_an_older_or_unknown_image_takes_a_t4() -> None:
     """Of AWS's image before LMI 27 nothing is known, and of one's own: it is remarked, not refused."""
     old = {"aws": "djl-lmi", "tag": "0.31.0"}

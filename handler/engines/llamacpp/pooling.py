@@ -1,0 +1,216 @@
+"""An engine for embeddings and scores of llama.cpp's llama-server, started with --embeddings or --reranking.
+
+Sources: llama.cpp b11434, tools/server/server-context.cpp (`handle_embeddings_impl`, `post_rerank`, `send_embedding`).
+
+Embeddings are computed from token ids. For scores, the server receives the texts. Its route for embeddings would accept
+token ids, but reads past the end of a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import orjson
+
+from handler.config.model_files import read_json
+from handler.core.errors import ConfigError, Problem
+from handler.core.values import Extras, Finish, Pooling, Task
+from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
+from handler.engines.llamacpp.engine import LlamaModel, LlamaServers, root
+from handler.engines.openai.answer import shortened
+from handler.engines.remote.engine import Running
+from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, score
+
+_TOO_LARGE = "is too large to process"
+"""What llama-server answers, with the status 500, to a text that exceeds its `--ubatch-size`."""
+_NOT_SUPPORTED = "does not support"
+_ANY_ID = 0  # every vocabulary contains it
+_OF_PROBABILITIES = ("qwen3", "qwen3_vl")
+"""Types of models whose scores llama.cpp converts to probabilities itself (`build_pooling` in src/llama-graph.cpp)."""
+
+
+def check_task(config: EngineConfig) -> None:
+    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
+    if config.task is Task.CLASSIFICATION:
+        key = f"option.task={config.options.task}"
+        message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
+        raise ConfigError(Problem("", "option.task", message))
+    if config.task is not Task.GENERATION and config.options.pooling != "auto":
+        key = f"option.pooling={config.options.pooling}"
+        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
+        raise ConfigError(Problem("", "option.pooling", message))
+
+
+class PooledCall(NamedTuple):
+    """A text to embed, or two texts to score. The result arrives in one response."""
+
+    ids: Sequence[int]
+    pooling: Pooling
+    begun: bool = False
+
+
+class LlamaPooling(LlamaServers[PooledCall]):
+    """Engine for embeddings and scores; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
+
+    The server pools. The engine truncates an embedding to the requested dimensions, and normalizes it. By default, it
+    does so as the model's files specify or, if they do not specify it, as the server's own route for embeddings does.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._ranks = config.task is Task.RERANK
+        model = config.model_path
+        files = read_pooling(model)
+        self._files: PoolingFiles = files if (model / "modules.json").is_file() else files._replace(normalize=True)
+        self._is_probability = read_json(model / "config.json").get("model_type") in _OF_PROBABILITIES
+        self._num_special = HfPoolingTokenizer(model).num_special(is_pair=True) if self._ranks else 0
+        super().__init__(config)
+        max_tokens = self._files.limit(self.info.max_total_tokens)
+        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self.model.dimensions)
+
+    async def model_at(self, url: str) -> LlamaModel:
+        model = await super().model_at(url)
+        try:
+            await self._check_flags(url)
+            if model.max_tokens is not None:
+                model = model._replace(max_tokens=await self._max_tokens(url, model.max_tokens))
+            if self._ranks:
+                num_more = await self._num_added(url) - self._num_special
+                return model._replace(max_tokens=model.max_tokens and model.max_tokens - num_more)
+            vectors = _vectors(await self._client.post(f"{root(url)}/embedding", _embedding([_ANY_ID, _ANY_ID])))
+        except Refused as error:
+            raise Failed(f"answered {error.status}", error.words, lasts=True) from None
+        if len(vectors) != 1:
+            raise Failed("does not pool", "start it with --pooling, for example `--pooling mean`", lasts=True)
+        return model._replace(dimensions=len(vectors[0]))
+
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+        model = super().fit(model, first)
+        if first is not None and model.dimensions != first.dimensions:
+            raise Failed("serves another model", f"its embeddings have {model.dimensions} dimensions")
+        return model
+
+    async def _check_flags(self, url: str) -> None:
+        """Find out with incomplete requests, which cost nothing, whether a server supports the task.
+
+        Raises:
+            Failed: it does not.
+        """
+        ranks = await self._supports(f"{root(url)}/rerank")
+        if self._ranks and not ranks:
+            raise Failed("does not rank", "start it with --reranking", lasts=True)
+        if self._ranks:
+            return
+        if ranks:
+            raise Failed("only ranks", "set option.task=rerank, or start it without --reranking", lasts=True)
+        if not await self._supports(f"{root(url)}/embedding"):
+            raise Failed("does not compute embeddings", "start it with --embeddings", lasts=True)
+
+    async def _supports(self, url: str) -> bool:
+        try:
+            await self._client.post(url, {})
+        except Refused:
+            return True  # for a missing field
+        except Failed as error:
+            if _NOT_SUPPORTED not in error.detail:
+                raise
+        return False
+
+    async def _max_tokens(self, url: str, most: int) -> int:
+        """Return the maximum number of tokens in a text, from the server's refusal of a text that exceeds the context.
+
+        Args:
+            most: the server's context.
+        """
+        try:
+            await self._client.post(f"{root(url)}/embedding", _embedding([_ANY_ID] * (most + 1)))
+        except Refused:
+            return most
+        except Failed as error:
+            if (batch := _batch_size(error.detail)) is None:
+                raise
+            return min(batch, most)
+        return most
+
+    async def _num_added(self, url: str) -> int:
+        """Return the number of tokens that a server adds to a query and a document."""
+        data = await self._client.post(f"{root(url)}/rerank", {"query": "", "documents": [""]})
+        try:
+            return int(orjson.loads(data)["usage"]["prompt_tokens"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise _unreadable(data, error) from None
+
+    def new_call(self, request: EngineRequest) -> PooledCall:
+        return PooledCall(request.ids, request.pooling)
+
+    async def stream(self, server: RemoteServer, running: Running[PooledCall]) -> None:
+        """Request an embedding or a score.
+
+        Raises:
+            Refused: the server refuses the request.
+            Failed: the server fails.
+        """
+        call = running.call
+        try:
+            async with self._slots[server.url].occupy(running.silence):
+                values = await (self._score if self._ranks else self._embed)(server, call)
+        except Refused:
+            await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
+            raise
+        except Failed as error:
+            if _TOO_LARGE in error.detail:
+                raise Refused(500, error.detail) from None
+            raise
+        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=self._finished(values, call.pooling))))
+
+    async def _embed(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
+        data = await self._client.post(f"{root(server.url)}/embedding", _embedding(call.ids))
+        await self.check_connection(server)
+        vectors = _vectors(data)
+        if [len(vector) for vector in vectors] != [self.info.dimensions]:
+            raise Failed("sent another embedding than at startup", f"it then had {self.info.dimensions} numbers")
+        return vectors[0]
+
+    async def _score(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
+        query, document = call.pooling.texts
+        data = await self._client.post(f"{root(server.url)}/rerank", {"query": query, "documents": [document]})
+        await self.check_connection(server)
+        try:
+            (result,) = orjson.loads(data)["results"]
+            return [score(result["relevance_score"])]
+        except (ValueError, TypeError, KeyError) as error:
+            raise _unreadable(data, error) from None
+
+    def _finished(self, values: Sequence[float], pooling: Pooling) -> list[float]:
+        import numpy
+
+        if self._ranks and self._is_probability:
+            return [*values]
+        return self._files.finish(numpy.array(values, numpy.float32), pooling)
+
+
+def _embedding(ids: Sequence[int]) -> Mapping[str, Any]:
+    """Return the body of a request for an embedding, without normalization."""
+    return {"content": list(ids), "embd_normalize": -1}
+
+
+def _vectors(data: bytes) -> list[list[float]]:
+    """Return the embeddings in a response: one, or one for each token if the server does not pool."""
+    try:
+        (result,) = orjson.loads(data)
+        return [[score(value) for value in vector] for vector in result["embedding"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise _unreadable(data, error) from None
+
+
+def _batch_size(words: str) -> int | None:
+    """Return the size of a server's batches from its refusal of a text that is too long."""
+    _, found, rest = words.partition("current batch size: ")
+    digits = rest.partition(")")[0]
+    return int(digits) if _TOO_LARGE in words and found and digits.isdecimal() else None
+
+
+def _unreadable(data: bytes, error: Exception) -> Failed:
+    return Failed("sent a response that cannot be read", f"{error!r}: {shortened(data)}")
