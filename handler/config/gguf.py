@@ -181,6 +181,12 @@ def contents(path: Path) -> tuple[str, int]:
     return contents_of(_values(path))
 
 
+def kind_and_values(path: Path) -> tuple[str, dict[bytes, object]]:
+    """Return the kind of a file, as in `contents`, and the key-value pairs of its header."""
+    values = _values(path)
+    return contents_of(values)[0], values
+
+
 def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:
     """Return the key-value pairs of the header. Append the texts of all tokens to `tokens`."""
     lists = None if tokens is None else {_TOKENS: tokens}
@@ -198,8 +204,10 @@ def contents_of(values: Mapping[bytes, object]) -> tuple[str, int]:
 
 
 def in_parts(parts: int, first: str) -> str:
-    merge = f"merge them with `llama-gguf-split --merge {first} merged.gguf`"
-    return f"a model in {parts} parts: {merge}, or use --engine llamacpp, which reads {first}"
+    return (
+        f"a model in {parts} parts: merge them with `llama-gguf-split --merge {first} merged.gguf`, or use "
+        f"--engine llamacpp, which reads {first}"
+    )
 
 
 def check_complete(path: Path) -> Header:
@@ -234,6 +242,16 @@ def check_parts(first: Path) -> Header:
             raise ValueError(f"{path} does not belong to {first}, which has {parts} parts")
         tensors += other.tensors
     return Header(header.values, tensors)
+
+
+def size(first: Path, parts: int) -> int:
+    """Return the size of a model in bytes. `first` is the path of its file, or of the first of its parts."""
+    return sum(path.stat().st_size for path in _part_paths(first, parts))
+
+
+def parts_pattern(name: str) -> str:
+    """Return a pattern for the names of all parts of a model, or the name itself if it is not that of the first."""
+    return re.sub("-00001(-of-[0-9]{5}[.][^./]+)$", r"-[0-9][0-9][0-9][0-9][0-9]\1", name)
 
 
 def _part_paths(first: Path, parts: int) -> list[Path]:
@@ -303,7 +321,7 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
 
 
 def _first_of(path: Path) -> str:
-    """Return the name of the first part of a model, given the path of any part."""
+    """Return the name of the first part of a model. `path` is that of any part."""
     return _PART.sub("-00001-of-", path.name)
 
 
