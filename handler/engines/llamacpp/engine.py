@@ -267,24 +267,24 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self.info = replace(self.info, adapters=names)
 
     async def model_at(self, url: str) -> LlamaModel:
-        files = self._load_files()
+        loaded = self._load_files()
         model = await super().model_at(url)
-        await self._check_tokenizer(url, files)
+        await self._check_tokenizer(url, loaded)
         if self._serves_adapters:
             data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
             self._adapters[url] = LoadedAdapters.read(data)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
 
-    async def _check_tokenizer(self, url: str, files: Awaitable[tuple[Pieces, Probe]] | None) -> None:
+    async def _check_tokenizer(self, url: str, loaded: Awaitable[tuple[Pieces, Probe]] | None) -> None:
         """Compare the server's tokenizer with that of the model's files.
 
         Raises:
             Failed: the server has another vocabulary.
         """
-        if files is None:
+        if loaded is None:
             return
-        _, probe = await files
+        _, probe = await loaded
         detokenize = functools.partial(self._client.post, f"{root(url)}/detokenize")
         difference = await probe.difference(self._tokenizing(url), detokenize)
         if difference and url not in self._differs:

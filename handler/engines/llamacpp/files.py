@@ -117,7 +117,8 @@ def _tokenizer_config(
     }
     if length is not None:
         config["model_max_length"] = length
-    if template := _chat_template(values):
+    bos = str(tokens.get("bos_token", "")) if vocabulary.adds_bos else ""
+    if template := _chat_template(values, bos):
         config["chat_template"] = template
     return config
 
@@ -129,14 +130,22 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, object]:
     )
 
 
-def _chat_template(values: Mapping[bytes, object]) -> str | list[dict[str, str]] | None:
-    """Return the chat template, or all of them if there are several."""
+def _chat_template(values: Mapping[bytes, object], bos: str) -> str | list[dict[str, str]] | None:
+    """Return the chat template, or all of them if there are several.
+
+    Args:
+        bos: token with which llama.cpp begins each prompt, even if the template does not; "" if there is none.
+    """
     templates = {
         key.decode(errors="replace").removeprefix(_TEMPLATE).removeprefix("."): _text(value)
         for key, value in values.items()
         if key == _TEMPLATE.encode() or key.startswith(f"{_TEMPLATE}.".encode())
     }
-    named = {name or "default": text for name, text in templates.items() if text}
+    named = {
+        name or "default": text if not bos or "bos_token" in text or bos in text else "{{ bos_token }}" + text
+        for name, text in templates.items()
+        if text
+    }
     if set(named) <= {"default"}:
         return named.get("default")
     return [{"name": name, "template": text} for name, text in named.items()]

@@ -15,6 +15,8 @@ _TEXT = "The quick brown fox isn't 12345 or 6.7e-8:\n\n\tdef f(x):\n        retu
 """Words, digits, spaces and characters that tokenizers divide in different ways."""
 _MOST_MARKS = 32
 _SHOWN = 8  # tokens in a message
+_NO_SUCH_ID = "answered 500"
+"""The failure of /detokenize if an id is outside the vocabulary."""
 
 
 class Probe(NamedTuple):
@@ -52,19 +54,27 @@ class Probe(NamedTuple):
             found = await tokenized(tokenize, self.text)
             if found == list(self.ids):
                 return ""
-            text = _content(await detokenize({"tokens": list(self.ids)}))
-        except Refused as error:  # it has no such ids
-            text, words = "", error.words
+            text = await self._decoded(detokenize)
+        except Refused as error:
+            raise Failed(str(error), error.words) from None
         except Failed as error:
             if error.lasts:  # a program in front of the server does not pass these requests on
                 return ""
             raise
-        else:
-            words = f"the text of the ids {list(self.ids[:_SHOWN])} is {text[:40]!r}, not {self.decoded[:40]!r}"
         if text != self.decoded:
+            words = f"the text of the ids {list(self.ids[:_SHOWN])} is {text[:40]!r}, not {self.decoded[:40]!r}"
             raise Failed("has another tokenizer", f"{words}; set option.model_id to the model it serves", lasts=True)
         at = next((at for at, (id, own) in enumerate(zip(found, self.ids, strict=False)) if id != own), 0)
         return f"it has {found[at : at + _SHOWN]} where the files of option.model_id have {self.ids[at : at + _SHOWN]}"
+
+    async def _decoded(self, detokenize: Tokenize) -> str:
+        """Return the server's text of the ids, or "" if it does not have all of them."""
+        try:
+            return _content(await detokenize({"tokens": list(self.ids)}))
+        except Failed as error:
+            if error.plain == _NO_SUCH_ID:
+                return ""
+            raise
 
 
 def _content(data: bytes) -> str:
