@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, log_words
 from handler.core.values import Adapter, Task
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineRequest, Silence, Tokenizer
 from handler.engines.huggingface import files
@@ -30,6 +32,7 @@ from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
+from handler.engines.llamacpp.probe import Probe
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
@@ -248,18 +251,14 @@ class LlamaServers(RemoteEngine[C]):
     async def disconnect(self) -> None:
         await self._client.close()
 
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
-
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
     """Engine for text generation with llama.cpp's servers; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._eos = eos_ids(config) if config.model is not None else frozenset()
-        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        self._files: asyncio.Task[tuple[Pieces, Probe]] | None = None  # from the model's tokenizer
+        self._differs: set[str] = set()  # addresses of servers that divide texts differently
         self._projectors: dict[str, Projector | None] = {}  # by address
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
         self._adapters: dict[str, LoadedAdapters] = {}  # by address
@@ -268,12 +267,29 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self.info = replace(self.info, adapters=names)
 
     async def _model_at(self, url: str) -> LlamaModel:
+        files = self._load_files()
         model = await super()._model_at(url)
+        await self._check_tokenizer(url, files)
         if self._serves_adapters:
             data = await self._client.get(f"{_root(url)}/lora-adapters", may_miss=True, waits=True)
             self._adapters[url] = LoadedAdapters.read(data)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
+
+    async def _check_tokenizer(self, url: str, files: Awaitable[tuple[Pieces, Probe]] | None) -> None:
+        """Compare the server's tokenizer with that of the model's files.
+
+        Raises:
+            Failed: the server has another vocabulary.
+        """
+        if files is None:
+            return
+        _, probe = await files
+        detokenize = functools.partial(self._client.post, f"{_root(url)}/detokenize")
+        difference = await probe.difference(self._tokenizing(url), detokenize)
+        if difference and url not in self._differs:
+            self._differs.add(url)
+            print(f"{url} divides some texts into other tokens: {difference}", file=sys.stderr, flush=True)
 
     def load_adapter(self, adapter: Adapter) -> None:
         if not self._serves_adapters:
@@ -336,9 +352,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return functools.partial(self._client.post, f"{_root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
-        media = request.read_media()
-        if media is not None and media.media:
-            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
+        prompt = request.read_media()
+        if prompt is not None and prompt.media:
+            return ImageCall(request, prompt, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -480,16 +496,21 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         raise Failed("reports no log-probability of a token", f"the id is {id}")
 
     async def _load_pieces(self) -> Pieces | None:
-        """Return the vocabulary of the model's files, or None if there are none. A thread loads it."""
+        """Return the vocabulary of the model's files, or None if there are none."""
+        files = self._load_files()
+        return None if files is None else (await files)[0]
+
+    def _load_files(self) -> Awaitable[tuple[Pieces, Probe]] | None:
+        """Return the tokenizer of the model's files in two forms, or None if there are none. A thread loads it once."""
         if self._config.model is None:
             return None
-        if self._pieces is None:
-            self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
-        return await asyncio.shield(self._pieces)
+        if self._files is None:
+            self._files = self._loop.create_task(asyncio.to_thread(_load_files, self._config))
+        return asyncio.shield(self._files)
 
     async def disconnect(self) -> None:
-        if self._pieces is not None:
-            await asyncio.wait([self._pieces])
+        if self._files is not None:
+            await asyncio.wait([self._files])
         await super().disconnect()
 
 
@@ -506,17 +527,44 @@ def has_projector(urls: tuple[str, ...]) -> bool:
 
 async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     """Return whether each server that responds reads images."""
-    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
-    try:
-        answers = await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
-    finally:
-        await client.close()
     found = []
-    for answer in answers:
+    for answer in await _ask_props(urls):
         with contextlib.suppress(Failed):
             if isinstance(answer, bytes):
                 found.append(_described("", answer).projector is not None)
     return found
+
+
+async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
+    """Return the description of each server, or the reason why there is none."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        return await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
+    finally:
+        await client.close()
+
+
+def served_path(urls: Sequence[str]) -> Path:
+    """Return the file that the first of the servers that responds has loaded. This blocks for up to 5 s.
+
+    Raises:
+        ConfigError: no server responds, or its file cannot be read here.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        answers = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
+    reasons = []
+    for url, answer in answers.items():
+        path = None
+        with contextlib.suppress(ValueError, AttributeError):
+            path = orjson.loads(answer).get("model_path") if isinstance(answer, bytes) else None
+        if isinstance(path, str) and path and Path(path).is_file():
+            return Path(path)
+        served = f"its file {path!r} cannot be read here" if path else "it does not name its file"
+        reasons.append(f"{url}: {answer if isinstance(answer, BaseException) else served}")
+    raise ConfigError(
+        f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "
+        "option.model_id to the .gguf file that the servers have loaded, or to the model's Hugging Face directory"
+    )
 
 
 def _root(url: str) -> str:
@@ -541,9 +589,9 @@ def _described(name: str, data: bytes) -> LlamaModel:
     return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
 
 
-def _load_pieces(config: EngineConfig) -> Pieces:
-    vocabulary = files.load_tokenizer(config).vocabulary
-    return Pieces(vocabulary.pieces if vocabulary is not None else ())
+def _load_files(config: EngineConfig) -> tuple[Pieces, Probe]:
+    tokenizer = files.load_tokenizer(config)
+    return Pieces(tokenizer.vocabulary.pieces), Probe.of(tokenizer)
 
 
 async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
