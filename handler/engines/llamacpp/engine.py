@@ -12,24 +12,42 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
 from handler.core.errors import ConfigError
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Silence
+from handler.core.values import Adapter, Task
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineRequest, Silence, Tokenizer
 from handler.engines.huggingface import files
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
-from handler.engines.llamacpp import child
+from handler.engines.huggingface.files import eos_ids
+from handler.engines.huggingface.pooling import HfPoolingTokenizer
+from handler.engines.llamacpp import child, media
+from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
-from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
-from handler.engines.llamacpp.parameters import CAPABILITIES, scores
+from handler.engines.llamacpp.check import LlamaCheck
+from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
+from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
 
-__all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
+if TYPE_CHECKING:
+    from handler.engines.llamacpp.pooling import LlamaPooling
+
+__all__ = [
+    "LlamaCppEngine",
+    "capabilities",
+    "check",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+    "weights",
+]
 
 _CONNECT_SECONDS = 5.0  # to a server that the engine has started
 _SETTING = child.LlamaSetting()
@@ -40,6 +58,7 @@ _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
 _ASK_TIMEOUT = 5.0  # seconds for a connection
+_ASK_SECONDS = 5.0  # to ask all servers for their adapters
 _LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
 
 
@@ -65,6 +84,9 @@ class Slots:
     llama-server itself would queue further requests, but then a waiting request looks the same as a hanging one.
     Its slots may share a cache. If the cache is full, fewer requests run at once until all of them have ended.
 
+    Only requests of the same group run at once. When all of them have ended, those that wait for the same group as the
+    first one are next.
+
     Attributes:
         count: number of slots.
         limit: number of requests that may run at once.
@@ -73,23 +95,24 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.count = self.limit = count
         self._num_running = 0
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self._group = ""  # of the running requests
+        self._turns: deque[tuple[asyncio.Future[None], str]] = deque()  # each with its group
 
     @contextlib.asynccontextmanager
-    async def occupy(self, silence: Silence) -> AsyncIterator[None]:
+    async def occupy(self, silence: Silence, group: str = "") -> AsyncIterator[None]:
         """Wait for a free slot, and occupy it. The time spent waiting does not count as silence of the server."""
-        await self._enter(silence)
+        await self._enter(silence, group)
         try:
             yield
         finally:
             self._leave()
 
-    async def _enter(self, silence: Silence) -> None:
-        if self._num_running < self.limit and not self._turns:
-            self._num_running += 1
+    async def _enter(self, silence: Silence, group: str) -> None:
+        if not self._turns and self._admits(group):
+            self._begin(group)
             return
         turn = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
+        self._turns.append((turn, group))
         try:
             while not turn.done():
                 silence.begin()
@@ -98,7 +121,8 @@ class Slots:
             if turn.done():
                 self._leave()
             else:
-                self._turns.remove(turn)
+                self._turns.remove((turn, group))
+                self._admit()
             raise
         silence.begin()
 
@@ -106,13 +130,32 @@ class Slots:
         self._num_running -= 1
         if not self._num_running and not self._turns:
             self.limit = self.count
-        while self._turns and self._num_running < self.limit:
-            self._num_running += 1
-            self._turns.popleft().set_result(None)
+        self._admit()
+
+    def _admits(self, group: str) -> bool:
+        return self._num_running < self.limit and (not self._num_running or group == self._group)
+
+    def _begin(self, group: str) -> None:
+        self._num_running += 1
+        self._group = group
+
+    def _admit(self) -> None:
+        """Let as many requests begin as possible."""
+        if not self._num_running and self._turns:
+            first = self._turns[0][1]
+            self._turns = deque(sorted(self._turns, key=lambda turn: turn[1] != first))
+        while self._turns and self._admits(self._turns[0][1]):
+            turn, group = self._turns.popleft()
+            self._begin(group)
+            turn.set_result(None)
+
+
+class NotLoaded(Failed):
+    """A server has not loaded the adapter of a request. It can still serve other requests."""
 
 
 class LlamaServers(RemoteEngine[C]):
-    """Base class of engines that use llama.cpp's servers. Without option.base_url, it starts a server itself.
+    """Base class of engines that use llama.cpp's servers. Without option.base_url, they start a server themselves.
 
     Attributes:
         model: the servers' common model.
@@ -142,7 +185,7 @@ class LlamaServers(RemoteEngine[C]):
             description = repr(self._name) if self._name else "a model"
             setting = "option.base_url=" if own is None else f"{self.own_name} at "
             try:
-                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+                self.model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
             except ConfigError:
                 if self._child is not None and (failure := self._child.failure()):
                     raise ConfigError(f"{self.own_name} {failure}") from None
@@ -154,7 +197,7 @@ class LlamaServers(RemoteEngine[C]):
                 own.watch()
             on_failure.pop_all()
 
-    async def model_at(self, url: str) -> LlamaModel:
+    async def _model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -163,7 +206,7 @@ class LlamaServers(RemoteEngine[C]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{root(url)}/props"))
+        model = _described(name, await self._client.get(f"{_root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
@@ -176,13 +219,13 @@ class LlamaServers(RemoteEngine[C]):
             raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
-    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def check_connection(self, server: RemoteServer) -> None:
+    async def _check_connection(self, server: RemoteServer) -> None:
         """Ask a server for its model after each new connection, because it may have been restarted with another model.
 
         llama-server ignores the name of the model in a request.
@@ -196,15 +239,14 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self._fit(await self._model_at(server.url), self.model).max_tokens)
+
+    async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
+        """Send a request to llama-server's own API; see `HttpClient.post`."""
+        return await self._client.post(f"{_root(url)}{path}", body)
 
     async def disconnect(self) -> None:
         await self._client.close()
-
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -214,12 +256,61 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
         self._projectors: dict[str, Projector | None] = {}  # by address
+        self._serves_adapters = bool(config.engine_options.get("enable_lora"))
+        self._adapters: dict[str, LoadedAdapters] = {}  # by address
         super().__init__(config)
+        names = next(iter(self._adapters.values()), LoadedAdapters()).named()
+        self.info = replace(self.info, adapters=names)
 
-    async def model_at(self, url: str) -> LlamaModel:
-        model = await super().model_at(url)
+    async def _model_at(self, url: str) -> LlamaModel:
+        model = await super()._model_at(url)
+        if self._serves_adapters:
+            data = await self._client.get(f"{_root(url)}/lora-adapters", may_miss=True, waits=True)
+            self._adapters[url] = LoadedAdapters.read(data)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        if not self._serves_adapters:
+            raise ValueError(NO_LORA)
+        if not self._is_loaded(adapter.path):
+            self.complete(asyncio.wait_for(self._ask_all(), _ASK_SECONDS))  # servers may have been restarted
+        if not self._is_loaded(adapter.path):
+            remedy = "restart this server with option.lora_modules" if self._child else "start it with --lora"
+            raise ValueError(f"llama-server loads adapters only when it starts, and has not loaded this one: {remedy}")
+
+    def _is_loaded(self, path: str) -> bool:
+        return any(loaded.find(path) is not None for loaded in self._adapters.values())
+
+    async def _ask_all(self) -> None:
+        await asyncio.gather(*(self._model_at(server.url) for server in self._servers), return_exceptions=True)
+
+    def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the body of a request with the scales of the server's adapters.
+
+        Raises:
+            NotLoaded: the server has not loaded the adapter of the request.
+        """
+        loaded, adapter = self._adapters.get(server.url, LoadedAdapters()), call.adapter
+        used = None if adapter is None else loaded.find(adapter.path)
+        if adapter is not None and used is None:
+            raise NotLoaded(f"has not loaded the adapter {adapter.name}")
+        if not loaded:
+            return body
+        # llama-server's cache of earlier prompts ignores which adapter has computed a prompt. A server that the engine
+        # has started has no such cache.
+        reuses = self._child is not None and not loaded.has_activated
+        return {**body, "lora": loaded.scales(used), "cache_prompt": reuses}
+
+    async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:
+        """Raise Failed if a server was restarted with other adapters before it received this request."""
+        await self._check_connection(server)
+        if self._serves_adapters and self._with_adapter(server, call, body).get("lora") != body.get("lora"):
+            raise Failed("was restarted with other adapters")
+
+    def leave_out(self, server: RemoteServer, error: Failed) -> None:
+        if not isinstance(error, NotLoaded):  # it serves other requests
+            super().leave_out(server, error)
 
     async def _complete_projector(self, url: str, projector: Projector | None) -> Projector | None:
         """Add the tokens with which the server begins a prompt.
@@ -237,9 +328,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return projector._replace(begin=tuple(begin))
 
     def _tokenizing(self, url: str) -> Tokenize:
-        return functools.partial(self._client.post, f"{root(url)}/tokenize")
+        return functools.partial(self._client.post, f"{_root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
+        media = request.read_media()
+        if media is not None and media.media:
+            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -250,10 +344,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             Failed: the server fails.
         """
         limit = self._slots[server.url].count
+        adapter = running.call.adapter
+        group = "" if adapter is None else adapter.path
         try:
             while not running.ended:
                 slots = self._slots[server.url]
-                async with slots.occupy(running.silence):
+                async with slots.occupy(running.silence, group):
                     try:
                         await self._compute(server, running)
                     except Failed as error:
@@ -270,7 +366,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Request completions until the response has ended."""
         call = running.call
         while not running.ended:
-            body = await self._with_images(server, call, call.next_body())
+            body = self._with_adapter(server, call, call.next_body())
+            body = await self._with_images(server, call, body)
             call.begin()
             try:
                 await (self._read_events if call.streamed else self._read_whole)(server, running, body)
@@ -285,7 +382,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         Raises:
             Refused: the server has no projector, or would get other tokens.
         """
-        if call.images is None:
+        if not isinstance(call, ImageCall):
             return body
         projector = self._projectors.get(server.url)
         if projector is None:
@@ -296,9 +393,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
-        if call.images is None or call.begun:
+        if not isinstance(call, ImageCall) or call.begun:
             return
-        await self.model_at(server.url)
+        await self._model_at(server.url)
         projector = self._projectors.get(server.url)
         if projector is not None and projector.marker != call.marker:
             raise Failed("was restarted")
@@ -306,8 +403,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{root(server.url)}/completion", body) as events:
-            await self.check_connection(server)
+        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+            await self._check_adapters(server, running.call, body)
             async for batch in events:
                 for event in batch:
                     if running.ended:
@@ -338,12 +435,14 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             self.hold(running, part)  # the last event may follow
         elif is_usable and (part.ids or part.finish is not None):
             self.take(server, running, part)
+        elif is_usable and tokens.ids:
+            running.silence.begin()  # tokens that are known already
         return is_usable
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{root(server.url)}/completion", body)
-        await self.check_connection(server)
+        data = await self._client.post(f"{_root(server.url)}/completion", body)
+        await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
@@ -353,6 +452,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
+        if isinstance(call, ImageCall):
+            raise Refused(400, "llama-server reports no log-probabilities of tokens that end within a character")
         pieces = await self._load_pieces()
         if pieces is None:
             raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
@@ -366,8 +467,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            body = await self._with_images(server, call, scores(prefix, count))
-            data = await self._client.post(f"{root(server.url)}/completion", body)
+            body = self._with_adapter(server, call, scores(prefix, count))
+            data = await self._client.post(f"{_root(server.url)}/completion", body)
+            await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
@@ -383,18 +485,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def disconnect(self) -> None:
         if self._pieces is not None:
             await asyncio.wait([self._pieces])
-            setting = "option.base_url=" if own is None else f"{self.own_name} at "
-            try:
-                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
-            except ConfigError:
-                if self._child is not None and (failure := self._child.failure()):
-                    raise ConfigError(f"{self.own_name} {failure}") from None
-                raise
-            self._name = self.model.name
-            self.begin("openai", self.model.max_tokens, config, failed)
-            if own is not None:
-                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
-                own.watch()
+        await super().disconnect()
 
 
 @functools.lru_cache
@@ -412,7 +503,7 @@ async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     """Return whether each server that responds reads images."""
     client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
     try:
-        answers = await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+        answers = await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
     finally:
         await client.close()
     found = []
@@ -423,7 +514,7 @@ async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     return found
 
 
-def root(url: str) -> str:
+def _root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
@@ -446,7 +537,7 @@ def _described(name: str, data: bytes) -> LlamaModel:
 
 
 def _load_pieces(config: EngineConfig) -> Pieces:
-    vocabulary = load_tokenizer(config).vocabulary
+    vocabulary = files.load_tokenizer(config).vocabulary
     return Pieces(vocabulary.pieces if vocabulary is not None else ())
 
 
@@ -460,8 +551,31 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    return CAPABILITIES
+    check_pooling(config)
+    return replace(
+        CAPABILITIES,
+        no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA,
+        no_media=media.no_media(projector=_reads_images(config)),
+    )
 
 
-def load(config: EngineConfig) -> LlamaCppEngine:
-    return LlamaCppEngine(config)
+def _reads_images(config: EngineConfig) -> bool:
+    urls = config.engine_options.get("base_url", ())
+    return has_projector(urls) if urls else child.has_projector(config)
+
+
+structured_output_check = LlamaCheck
+
+
+def load(config: EngineConfig) -> LlamaCppEngine | LlamaPooling:
+    if config.task is Task.GENERATION:
+        return LlamaCppEngine(config)
+    from handler.engines.llamacpp.pooling import LlamaPooling  # imports this module
+
+    return LlamaPooling(config)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is Task.GENERATION:
+        return media.load_tokenizer(config, projector=_reads_images(config))
+    return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)

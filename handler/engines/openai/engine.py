@@ -11,19 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem
 from handler.core.values import Sampling, Task
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, Tokenizer
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, StructuredOutputCheck, Tokenizer
+from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
-from handler.engines.huggingface.pooling import HfPoolingTokenizer
-from handler.engines.llamacpp import media
-from handler.engines.llamacpp import pooling as llamacpp
-from handler.engines.llamacpp.engine import LlamaCppEngine, has_projector
-from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
+from handler.engines.llamacpp import engine as llamacpp
+from handler.engines.llamacpp.check import LlamaCheck
+from handler.engines.llamacpp.engine import LlamaCppEngine
+from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
@@ -39,7 +38,17 @@ from handler.engines.openai.sglang import (
 from handler.engines.remote.engine import TLS_CLOSE, TRUST, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
 
-__all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+__all__ = [
+    "UrlEngine",
+    "capabilities",
+    "check",
+    "checks_structured_output",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+]
 
 _TAKES_ENDS = ("vllm", "sglang")
 """Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
@@ -62,7 +71,7 @@ class UrlSetting(RemoteOptions):
 
 def check_task(config: EngineConfig, kind: str) -> None:
     """Raise ConfigError if a kind of server does not support the model's task, or if option.pooling is set."""
-    llamacpp.check_task(config)
+    check_pooling(config)
     if config.task is not Task.GENERATION and kind not in ("llamacpp", "auto"):
         message = f"option.task={config.options.task}: servers of the kind {kind} only generate text here"
         raise ConfigError(Problem("", "option.task", f"{message}; llamacpp also computes embeddings and scores"))
@@ -269,9 +278,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     """
     kind = _kind(config)
     check_task(config, kind)
-    if kind == "llamacpp":
-        return replace(LLAMACPP, no_media=media.no_media(projector=has_projector(_SETTING.urls(config))))
-    return KINDS[kind].capabilities
+    return llamacpp.capabilities(config) if kind == "llamacpp" else KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
@@ -279,17 +286,24 @@ def _kind(config: EngineConfig) -> str:
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
 
 
+def checks_structured_output(config: EngineConfig) -> bool:
+    """Return whether clients' schemas and grammars are checked here. Other servers limit their own work."""
+    return _kind(config) == "llamacpp"
+
+
+def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
+    return LlamaCheck(config)
+
+
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
     kind = _kind(config)
     check_task(config, kind)
     if kind == "llamacpp":
-        return LlamaCppEngine(config) if config.task is Task.GENERATION else LlamaPooling(config)
+        return llamacpp.load(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is not Task.GENERATION:
-        return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)
-    urls = config.engine_options.get("base_url", ())
-    projector = bool(urls) and _kind(config) == "llamacpp" and has_projector(_SETTING.urls(config))
-    return media.load_tokenizer(config, projector=projector)
+    if config.task is Task.GENERATION and not (config.engine_options.get("base_url") and _kind(config) == "llamacpp"):
+        return files.load_tokenizer(config)
+    return llamacpp.load_tokenizer(config)
