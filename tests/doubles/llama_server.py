@@ -97,6 +97,7 @@ class LlamaServer:
         key: API key, if it has one.
         is_loading: it answers 503, but to no key.
         pace: seconds that a token takes.
+        prompt_pace: seconds that 512 tokens of a long prompt take.
         received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
         lacks: fields that its /props lacks, as an older server's.
@@ -122,6 +123,7 @@ class LlamaServer:
         self.key = ""
         self.is_loading = False
         self.pace = 0.0
+        self.prompt_pace = 0.0
         self.name = "tiny.gguf"
         self.owner = "llamacpp"
         self.received: list[dict[str, Any]] = []
@@ -459,6 +461,10 @@ class _Run:
     async def events(self) -> Any:
         server, body = self.server, self.body
         most = body.get("n_predict", -1)
+        if body.get("stream") and body.get("return_progress"):
+            for _ in range(0, len(body["prompt"]), 512):
+                await asyncio.sleep(server.prompt_pace)
+                yield {**self._partial(-1, {}), "prompt_progress": {"total": len(body["prompt"])}}
         while True:
             await asyncio.sleep(server.pace)
             while server.waits(self.slot):
