@@ -382,6 +382,7 @@ class LlamaServer:
     def launch(self, slot: Slot, body: dict[str, Any]) -> bool:
         """Prepare a slot for a request. Return whether its cached tokens were computed with other adapters."""
         if not self.adapters:
+            slot.lora = ()
             return False
         prompt = body["prompt"]
         if slot.tokens and _common(slot.tokens, prompt) < len(slot.tokens) / 2:
@@ -446,7 +447,8 @@ class _Run:
     def __init__(self, server: LlamaServer, slot: Slot, body: dict[str, Any]) -> None:
         self.server, self.slot, self.body = server, slot, body
         is_mixed = server.launch(slot, body)
-        self._salt = repr(slot.lora) + "mixed" * is_mixed if is_mixed or any(slot.lora) else ""
+        applied = [(path, scale) for (path, _), scale in zip(server.adapters, slot.lora, strict=True) if scale]
+        self._salt = repr(applied) + "mixed" * is_mixed if is_mixed or applied else ""
         self.num_cached = _common(slot.tokens, body["prompt"]) if body.get("cache_prompt", True) else 0
         self.num_cached = min(self.num_cached, len(body["prompt"]) - 1)
         self.last: dict[str, Any] = {}

@@ -27,8 +27,9 @@ from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
 from handler.engines.llamacpp import adapters, readable
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.process.own_server import OwnServer
 
@@ -128,12 +129,6 @@ class LlamaSetting:
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
         return model.path
-
-
-def model_directory(file: Path) -> Path:
-    """Return the directory of a GGUF file's tokenizer."""
-    check_tokenizer(file.parent)
-    return file.parent
 
 
 def download(model_id: str, revision: str | None) -> Path:
@@ -388,7 +383,7 @@ def find_projector(file: Path) -> Path | None:
 
     A directory may contain several models. A projector belongs to those with its width and its base model.
     """
-    model, found = gguf.check_complete(file).values, list[tuple[bool, Path]]()
+    model, found = gguf.check_parts(file).values, list[tuple[bool, Path]]()
     name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):

@@ -11,6 +11,7 @@ from typing import Any
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError
 from handler.engines.downloads import SOURCE, fingerprint, make_once
+from handler.engines.huggingface.files import has_tokenizer
 from handler.engines.llamacpp.tokenizer import tokenizer_json
 from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary
 
@@ -46,6 +47,25 @@ def model_directory(gguf: Path) -> Path:
         raise ConfigError(f"cannot read {gguf}: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def is_made(directory: Path) -> bool:
+    """Return whether a directory was made from a GGUF file."""
+    return (directory / SOURCE).is_file() and gguf.is_gguf_name((directory / SOURCE).read_text())
+
+
+def served_file(model_id: str | None) -> Path | None:
+    """Return the GGUF file of a local model, or None if `model_id` names something else, or has its own tokenizer.
+
+    Raises:
+        ConfigError: the model is a directory with several GGUF files.
+    """
+    path = Path(model_id or "")
+    if path.is_file() and gguf.is_gguf_name(path):
+        return path
+    if model_id and path.is_dir() and not has_tokenizer(path) and model_files.gguf_files(path):
+        return model_files.locate(model_id).path
+    return None
 
 
 def _write(source: Path, target: Path) -> None:
