@@ -195,9 +195,11 @@ class LlamaServers(RemoteEngine[C]):
                 raise
             self._name = self.model.name
             self.begin("openai", self.model.max_tokens, config, failed)
-            if own is not None:
-                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
-                own.watch()
+            if self._child is not None:
+                props = self.complete(self._client.get(f"{self._child.url}/props"))
+                self.info = child.described(self.info, props)
+                self._child.log.is_loaded = True
+                self._child.process.watch()
             on_failure.pop_all()
 
     async def model_at(self, url: str) -> LlamaModel:
@@ -431,6 +433,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
                     if running.ended:
                         break
                     tokens = read_event(event)
+                    if tokens.is_progress:
+                        running.silence.begin()
+                        continue
                     if running.held is not None:
                         running.call.count(tokens, running.held)
                         self.release(server, running)
