@@ -163,6 +163,7 @@ COPY docker/constraints-llamacpp.txt /opt/lmi-handler/
 RUN python3 -m venv /opt/lmi-handler/venv \
     && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
         --requirement /opt/lmi-handler/constraints-llamacpp.txt \
+    && /opt/lmi-handler/venv/bin/pip uninstall --yes setuptools \
     && /opt/lmi-handler/venv/bin/pip check \
     && for site in /opt/lmi-handler/venv/lib/python3.*/site-packages; do echo /opt/lmi-handler/app > "${site}/lmi-handler.pth"; done \
     && find /opt/lmi-handler/venv -depth -name __pycache__ -exec rm -r {} + \

@@ -8,24 +8,33 @@ as the original's does, and sometimes broken ones.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import math
+import os
 import random
 import re
+import signal
 import socket
+import sys
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
+import PIL.Image
 
 from tests.doubles.listener import on_thread
 
 EOG = frozenset({3, 4})
+IMAGE = 1 << 20
+"""The ids of the tokens of images begin here."""
 CONTEXT = 2048
 HANG = b"hang"
 """In a script: send nothing more, and wait until the client leaves."""
@@ -36,6 +45,16 @@ _NUMBERS = {  # fields, and their hard limits
     "min_p": None, "typical_p": None, "temperature": None, "repeat_penalty": None, "presence_penalty": None,
     "frequency_penalty": None, "seed": None, "mirostat": None,
 }  # fmt: skip
+
+
+def image_tokens(data: bytes) -> list[int]:
+    """The tokens of an image, whose number depends on its width. They stand for its pixels too."""
+    try:
+        image = PIL.Image.open(io.BytesIO(data))
+        pixels = image.convert("RGB").tobytes()
+    except OSError:
+        raise Refusal("Failed to load image or audio file") from None
+    return [IMAGE + zlib.crc32(pixels) % IMAGE] * (3 + image.width // 16)
 
 
 class Refusal(Exception):
@@ -83,6 +102,9 @@ class LlamaServer:
         lacks: fields that its /props lacks, as an older server's.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
+        encode: its tokenizer, which a server with images needs.
+        begin: ids that it adds to the beginning of a text.
+        marker: stands for an image in a prompt; "": it has no projector.
         eog: ids that end an answer.
         pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
         batch: tokens of a text to pool.
@@ -109,6 +131,9 @@ class LlamaServer:
         self.left = threading.Semaphore(0)
         self.ruled = True
         self.pooling, self.batch, self.dimensions = "", 512, 4
+        self.encode: Callable[[str], list[int]] = lambda text: []
+        self.begin: list[int] = []
+        self.marker = ""
         self.adapters: list[tuple[str, float]] = []
         self._memory: list[tuple[list[int], Scales]] = []  # earlier prompts
         self._num_begun = 0
@@ -178,6 +203,9 @@ class LlamaServer:
                     200,
                     [{"id": s.id, "n_ctx": self.context, "is_processing": s.is_processing} for s in self.slots],
                 )
+            case "POST", "/tokenize":
+                asked = json.loads(body)
+                return await _write(writer, 200, {"tokens": self._tokens(asked["content"], asked["add_special"])})
             case "GET", "/lora-adapters":
                 more = {"task_name": "", "prompt_prefix": ""}
                 entries = [{"id": id, "path": path, "scale": scale} for id, (path, scale) in enumerate(self.adapters)]
@@ -201,8 +229,31 @@ class LlamaServer:
             "total_slots": len(self.slots),
             "model_alias": self.name,
             "model_path": f"/models/{self.name}",
+            "modalities": {"vision": bool(self.marker), "video": False, "audio": False},
+            "media_marker": self.marker or "<__media_unused__>",
+            "bos_token": self.pieces[self.begin[0]].decode() if self.begin else "",
         }
         return {name: value for name, value in props.items() if name not in self.lacks}
+
+    # -- images ----------------------------------------------------------------------------------------------------
+
+    def _tokens(self, content: Any, add_special: bool) -> list[int]:
+        """The ids of a text, or of texts and ids."""
+        parts = content if isinstance(content, list) else [content]
+        ids = [id for part in parts for id in (self.encode(part) if isinstance(part, str) else [part])]
+        return [*self.begin, *ids] if add_special else ids
+
+    def _with_images(self, prompt_string: str, multimodal_data: Sequence[str]) -> list[int]:
+        if not self.marker:
+            raise Refusal("Multimodal data provided, but model does not support multimodal requests.")
+        files = [image_tokens(base64.b64decode(data)) for data in multimodal_data]
+        texts = prompt_string.split(self.marker)
+        if len(texts) != len(files) + 1:
+            raise Refusal("Failed to tokenize prompt")
+        ids = [*self.begin, *self.encode(texts[0])]
+        for file, text in zip(files, texts[1:], strict=True):
+            ids += [*file, *self.encode(text)]
+        return ids
 
     # -- completions -----------------------------------------------------------------------------------------------
 
@@ -210,6 +261,8 @@ class LlamaServer:
         self.received.append(body)
         if self.scripts:
             return await self._play(self.scripts.pop(0), reader, writer)
+        if isinstance(body["prompt"], dict):
+            body = {**body, "prompt": self._with_images(**body["prompt"])}
         self._check(body)
         leaving = asyncio.ensure_future(reader.read(1))
         work = asyncio.ensure_future(self._generate(body, writer))
@@ -250,7 +303,7 @@ class LlamaServer:
         prompt = body["prompt"]
         if not prompt:
             raise Refusal('"prompt" must not be empty')
-        if not all(0 <= id < len(self.pieces) for id in prompt):
+        if not all(0 <= id < len(self.pieces) or id >= IMAGE for id in prompt):
             raise Refusal("Prompt contains invalid tokens")
         if len(prompt) >= self.context:
             words = f"request ({len(prompt)} tokens) exceeds the available context size ({self.context} tokens)"
@@ -458,6 +511,7 @@ class _Run:
             "stop": True,
             "model": self.server.name,
             "tokens_predicted": len(self._ids),
+            "tokens_evaluated": len(self.body["prompt"]),
             "prompt": "x" * len(self.body["prompt"]),
             "truncated": len(self.slot.tokens) + 1 >= self.server.context,
             "stop_type": reason,
@@ -547,7 +601,7 @@ def chain(logits: Any, ids: Sequence[int], body: dict[str, Any]) -> tuple[Any, A
 def _penalized(values: Any, ids: Sequence[int], body: dict[str, Any]) -> Any:
     """Apply the penalties, of which all count the prompt."""
     most, penalty = body.get("repeat_last_n", 64), body.get("repeat_penalty", 1.0)
-    values = values.copy()
+    values, ids = values.copy(), [id for id in ids if id < IMAGE]
     for id, count in Counter(ids[-most:] if most else ()).items():
         values[id] = values[id] * penalty if values[id] <= 0 else values[id] / penalty
         values[id] -= count * body.get("frequency_penalty", 0.0) + body.get("presence_penalty", 0.0)
@@ -565,7 +619,7 @@ class Model:
 
     def logits(self, ids: Sequence[int], salt: str = "") -> Any:
         """Return the logits of the model, or of the model with the adapters that `salt` describes."""
-        last = tuple(ids[-4:])
+        last = (*(id for id in ids if id >= IMAGE), *ids[-4:])
         if (salt, last) not in self._known:
             self._known[salt, last] = self._logits(last, salt)
         return self._known[salt, last]
@@ -573,7 +627,7 @@ class Model:
     def _logits(self, last: tuple[int, ...], salt: str) -> Any:
         draw = numpy.random.default_rng(zlib.crc32(f"{last}{salt}".encode()))
         values = draw.uniform(0, 6, len(self._pieces))
-        if cut_off(b"".join(self._pieces[id] for id in last)):
+        if cut_off(b"".join(self._pieces[id] for id in last if id < IMAGE)):
             values += self._continues * (draw.random() < 0.95)  # seldom leaves a character incomplete
         else:
             values += self._begins * (draw.random() < 0.2)
@@ -654,3 +708,58 @@ def listening(pieces: Sequence[bytes], num_slots: int = 4) -> Iterator[LlamaServ
     server = LlamaServer(pieces, num_slots)
     with on_thread(server.serve) as server.port:
         yield server
+
+
+# -- as a program ------------------------------------------------------------------------------------------------------
+
+
+_PIECES = [*(bytes([byte]) for byte in range(256)), b"<eos>", b"ab"]  # those of `byte_gguf`
+_LOADING = 0.2  # seconds in which it answers 503
+_FLAGS = {"-m": str, "--host": str, "--port": int, "-t": int, "-ngl": str, "--seed": int}
+
+
+def main() -> None:
+    """Be `llama-server FLAGS` until SIGTERM or SIGINT.
+
+    A flag that it lacks, an unknown architecture and a port that is taken end it as they end the original.
+    """
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not {"HF_TOKEN", "OPENAI_API_KEY", "LMI_API_KEY", "AWS_SECRET_ACCESS_KEY"} & {*os.environ}
+    known = {"LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL", "LLAMA_ARG_KV_UNIFIED"}
+    assert known <= {*os.environ}
+    given, words = dict[str, Any](), iter(sys.argv[1:])
+    for flag in words:
+        if flag not in _FLAGS:
+            raise SystemExit(f"error: invalid argument: {flag}")
+        given[flag] = _FLAGS[flag](next(words))
+    asyncio.run(_run(Path(given["-m"]), given["--host"], given["--port"]))
+
+
+async def _run(file: Path, host: str, port: int) -> None:
+    ended = asyncio.Event()
+    server = LlamaServer(_PIECES, int(os.environ["LLAMA_ARG_N_PARALLEL"]))
+    server.eog = frozenset({_PIECES.index(b"<eos>")})
+    server.key, server.name, server.is_loading = os.environ["LLAMA_API_KEY"], file.name, True
+    server.pool = int(os.environ["LLAMA_ARG_CTX_SIZE"])
+    shared = os.environ["LLAMA_ARG_KV_UNIFIED"] == "1"
+    server.context = min(CONTEXT, server.pool if shared else server.pool // len(server.slots))
+    server.pace = 0.01
+    print("W srv  llama_server: a warning with the key " + server.key, file=sys.stderr)
+    print("W srv  llama_server: " + "long " * 10_000, file=sys.stderr)
+    try:
+        listener = await asyncio.start_server(server.serve, host, port)
+    except OSError:
+        where = f"hostname: {host}, port: {port}"
+        print(f"E srv         start: couldn't bind HTTP server socket, {where}", file=sys.stderr)
+        raise SystemExit("E srv  llama_server: exiting due to HTTP server error") from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await asyncio.sleep(_LOADING)
+    if b"mystery" in file.read_bytes()[:1000]:
+        words = "error loading model: unknown model architecture: 'mystery'"
+        print(f"E llama_model_load: {words}", file=sys.stderr)
+        raise SystemExit("E srv  llama_server: exiting due to model loading error")
+    server.is_loading = False
+    await ended.wait()
+    listener.close()
+    os._exit(0)  # it does not wait for its connections

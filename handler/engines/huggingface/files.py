@@ -189,13 +189,16 @@ def download_descriptions(name: str, revision: str | None) -> Path:
     return download(name, revision, only=DESCRIPTIONS)
 
 
-def download_gguf(name: str, file: str, revision: str | None) -> Path:
+def download_gguf(name: str, file: str, revision: str | None, *beside: str) -> Path:
     """Download a GGUF file of a hub model.
+
+    Args:
+        beside: patterns for further files to download if they exist.
 
     Raises:
         ConfigError: the hub does not have the file, or cannot be reached.
     """
-    path = download(name, revision, only=[file], without=()) / file
+    path = download(name, revision, only=[file, *beside], without=()) / file
     if not path.is_file():
         raise ConfigError(f"{name} on the hub has no file {file!r}")
     return path

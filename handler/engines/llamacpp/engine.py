@@ -23,10 +23,11 @@ from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineRequ
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer
-from handler.engines.llamacpp import child
+from handler.engines.llamacpp import child, media
 from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
-from handler.engines.llamacpp.media import NO_PROJECTOR, Projector, Tokenize, tokenized
+from handler.engines.llamacpp.check import LlamaCheck
+from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.client import HttpClient, has_tls, suitable
@@ -36,7 +37,17 @@ from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, 
 if TYPE_CHECKING:
     from handler.engines.llamacpp.pooling import LlamaPooling
 
-__all__ = ["LlamaCppEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "weights"]
+__all__ = [
+    "LlamaCppEngine",
+    "capabilities",
+    "check",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+    "weights",
+]
 
 _CONNECT_SECONDS = 5.0  # to a server that the engine has started
 _SETTING = child.LlamaSetting()
@@ -46,8 +57,8 @@ _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
-_ASK_SECONDS = 5.0  # to ask all servers for their adapters
 _ASK_TIMEOUT = 5.0  # seconds for a connection
+_ASK_SECONDS = 5.0  # to ask all servers for their adapters
 _LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
 
 
@@ -152,11 +163,15 @@ class LlamaServers(RemoteEngine[C]):
 
     model: LlamaModel
 
+    own_name = child.NAME
+
     def __init__(self, config: EngineConfig) -> None:
         options = config.engine_options
         self._child = None if "base_url" in options else child.start(config)
         urls = options["base_url"] if self._child is None else (self._child.url,)
-        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
+        own = None if self._child is None else self._child.process
+        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
         key = None if self._child is None else self._child.key
         connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
@@ -168,15 +183,21 @@ class LlamaServers(RemoteEngine[C]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            setting = "option.base_url=" if self._child is None else "the server at "
-            self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            try:
+                self.model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+            except ConfigError:
+                if self._child is not None and (failure := self._child.failure()):
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
             self._name = self.model.name
-            self.begin("openai" if self._child is None else "llamacpp", self.model.max_tokens, config, failed)
-            if self._child is not None:
-                self._child.process.watch()
+            self.begin("openai", self.model.max_tokens, config, failed)
+            if own is not None:
+                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
+                own.watch()
             on_failure.pop_all()
 
-    async def model_at(self, url: str) -> LlamaModel:
+    async def _model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -185,26 +206,26 @@ class LlamaServers(RemoteEngine[C]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{root(url)}/props"))
+        model = _described(name, await self._client.get(f"{_root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
 
     def _check_child(self) -> None:
-        """Raise an error if the server that the engine has started has ended, or if it is another process."""
+        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
         if self._child is None:
             return
         if failure := self._child.failure():
-            raise ConfigError(failure)
+            raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
-    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def check_connection(self, server: RemoteServer) -> None:
+    async def _check_connection(self, server: RemoteServer) -> None:
         """Ask a server for its model after each new connection, because it may have been restarted with another model.
 
         llama-server ignores the name of the model in a request.
@@ -218,11 +239,11 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self._fit(await self._model_at(server.url), self.model).max_tokens)
 
     async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
         """Send a request to llama-server's own API; see `HttpClient.post`."""
-        return await self._client.post(f"{root(url)}{path}", body)
+        return await self._client.post(f"{_root(url)}{path}", body)
 
     async def disconnect(self) -> None:
         await self._client.close()
@@ -239,17 +260,17 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     def __init__(self, config: EngineConfig) -> None:
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        self._projectors: dict[str, Projector | None] = {}  # by address
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
         self._adapters: dict[str, LoadedAdapters] = {}  # by address
-        self._projectors: dict[str, Projector | None] = {}  # by address
         super().__init__(config)
         names = next(iter(self._adapters.values()), LoadedAdapters()).named()
         self.info = replace(self.info, adapters=names)
 
-    async def model_at(self, url: str) -> LlamaModel:
-        model = await super().model_at(url)
+    async def _model_at(self, url: str) -> LlamaModel:
+        model = await super()._model_at(url)
         if self._serves_adapters:
-            data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
+            data = await self._client.get(f"{_root(url)}/lora-adapters", may_miss=True, waits=True)
             self._adapters[url] = LoadedAdapters.read(data)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
@@ -267,7 +288,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return any(loaded.find(path) is not None for loaded in self._adapters.values())
 
     async def _ask_all(self) -> None:
-        await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
+        await asyncio.gather(*(self._model_at(server.url) for server in self._servers), return_exceptions=True)
 
     def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of a request with the scales of the server's adapters.
@@ -288,7 +309,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:
         """Raise Failed if a server was restarted with other adapters before it received this request."""
-        await self.check_connection(server)
+        await self._check_connection(server)
         if self._serves_adapters and self._with_adapter(server, call, body).get("lora") != body.get("lora"):
             raise Failed("was restarted with other adapters")
 
@@ -312,9 +333,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return projector._replace(begin=tuple(begin))
 
     def _tokenizing(self, url: str) -> Tokenize:
-        return functools.partial(self._client.post, f"{root(url)}/tokenize")
+        return functools.partial(self._client.post, f"{_root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
+        media = request.read_media()
+        if media is not None and media.media:
+            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -347,7 +371,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Request completions until the response has ended."""
         call = running.call
         while not running.ended:
-            body = self._with_adapter(server, call, await self._with_images(server, call, call.next_body()))
+            body = self._with_adapter(server, call, call.next_body())
+            body = await self._with_images(server, call, body)
             call.begin()
             try:
                 await (self._read_events if call.streamed else self._read_whole)(server, running, body)
@@ -362,7 +387,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         Raises:
             Refused: the server has no projector, or would get other tokens.
         """
-        if call.images is None:
+        if not isinstance(call, ImageCall):
             return body
         projector = self._projectors.get(server.url)
         if projector is None:
@@ -373,9 +398,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_marker(self, server: RemoteServer, call: LlamaCall) -> None:
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
-        if call.images is None or call.begun:
+        if not isinstance(call, ImageCall) or call.begun:
             return
-        await self.model_at(server.url)
+        await self._model_at(server.url)
         projector = self._projectors.get(server.url)
         if projector is not None and projector.marker != call.marker:
             raise Failed("was restarted")
@@ -383,7 +408,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{root(server.url)}/completion", body) as events:
+        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
             await self._check_adapters(server, running.call, body)
             async for batch in events:
                 for event in batch:
@@ -415,11 +440,13 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             self.hold(running, part)  # the last event may follow
         elif is_usable and (part.ids or part.finish is not None):
             self.take(server, running, part)
+        elif is_usable and tokens.ids:
+            running.silence.begin()  # tokens that are known already
         return is_usable
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{root(server.url)}/completion", body)
+        data = await self._client.post(f"{_root(server.url)}/completion", body)
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
@@ -430,6 +457,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
+        if isinstance(call, ImageCall):
+            raise Refused(400, "llama-server reports no log-probabilities of tokens that end within a character")
         pieces = await self._load_pieces()
         if pieces is None:
             raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
@@ -443,8 +472,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            body = self._with_adapter(server, call, await self._with_images(server, call, scores(prefix, count)))
-            data = await self._client.post(f"{root(server.url)}/completion", body)
+            body = self._with_adapter(server, call, scores(prefix, count))
+            data = await self._client.post(f"{_root(server.url)}/completion", body)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
@@ -479,7 +508,7 @@ async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     """Return whether each server that responds reads images."""
     client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
     try:
-        answers = await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+        answers = await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
     finally:
         await client.close()
     found = []
@@ -490,7 +519,7 @@ async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     return found
 
 
-def root(url: str) -> str:
+def _root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
@@ -528,7 +557,19 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 
 def capabilities(config: EngineConfig) -> Capabilities:
     check_pooling(config)
-    return replace(CAPABILITIES, no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA)
+    return replace(
+        CAPABILITIES,
+        no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA,
+        no_media=media.no_media(projector=_reads_images(config)),
+    )
+
+
+def _reads_images(config: EngineConfig) -> bool:
+    urls = config.engine_options.get("base_url", ())
+    return has_projector(urls) if urls else child.has_projector(config)
+
+
+structured_output_check = LlamaCheck
 
 
 def load(config: EngineConfig) -> LlamaCppEngine | LlamaPooling:
@@ -541,5 +582,5 @@ def load(config: EngineConfig) -> LlamaCppEngine | LlamaPooling:
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is Task.GENERATION:
-        return files.load_tokenizer(config)
+        return media.load_tokenizer(config, projector=_reads_images(config))
     return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)

@@ -6,8 +6,8 @@ samplers) and common/json-schema.cpp (keywords of a schema).
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from handler.core.errors import ConfigError, Problem
 from handler.core.media import MEDIA
 from handler.core.values import Sampling, StructuredOutput, Task
 from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, drawn_or, unless_neutral
+from handler.engines.llamacpp.gbnf import read
+from handler.engines.llamacpp.schema import schema_grammar
 from handler.engines.structured_output.characters import choice_of
 from handler.engines.structured_output.regex import regex_grammar
 
@@ -152,16 +154,17 @@ def _logprobs(sampling: Sampling, leg: Leg) -> dict[str, Any]:
     return {"n_probs": max(sampling.top_logprobs, 1) if scored else 0}
 
 
-def _rule(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+def _rule(sampling: Sampling, leg: Leg) -> Mapping[str, Any]:
     rule = sampling.structured_output
     return {} if rule is None else grammar(rule)
 
 
-def grammar(rule: StructuredOutput) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)
+def grammar(rule: StructuredOutput) -> Mapping[str, Any]:
     """Return the field for structured output: a JSON schema, or a grammar in GBNF.
 
     Raises:
-        ValueError: llama-server does not support the schema or regular expression.
+        ValueError: llama-server does not support the schema, regular expression or grammar.
     """
     match rule.kind:
         case "json_object":
@@ -169,7 +172,8 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
         case "json_schema":
             schema = json.loads(rule.value)
             check_schema(schema)
-            return {"json_schema": schema}
+            written = schema_grammar(schema)
+            return {"json_schema": schema} if written.is_native else _gbnf(written.text)
         case "regex":
             return _gbnf(f"root ::= {regex_grammar(rule.value)}")
         case "choice":
@@ -179,26 +183,8 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
     raise ValueError(f"llama-server does not support structured output of the kind {rule.kind}")
 
 
-_MAX_CHARACTERS = 1 << 16
-_MAX_NESTED = 200
-_TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
-"""A literal, a class of characters or a comment."""
-
-
 def _gbnf(text: str) -> dict[str, Any]:
-    """Return the field for a grammar.
-
-    Raises:
-        ValueError: the grammar is large or nested. llama-server parses groups by recursion, so that about 20,000
-            brackets crash it, together with all of its requests.
-    """
-    if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"a grammar for llama-server must not exceed {_MAX_CHARACTERS:,} characters")
-    depth = 0
-    for bracket in re.findall(r"[()]", _TERMINAL.sub("", text)):
-        depth += 1 if bracket == "(" else -1
-        if depth > _MAX_NESTED:
-            raise ValueError(f"a grammar for llama-server must not have more than {_MAX_NESTED} nested groups")
+    read(text)  # refuses what would crash llama-server, or what it would refuse without a reason
     return {"grammar": text}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ _MOST_NAME = 1000  # characters
 _MAX_RESPONSE = 1 << 26  # bytes of a response that is not a stream
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
+_LARGE = 1 << 20  # bytes of a request
 _PLAIN = ("", "identity")
 
 Events = AsyncIterator[list[StreamEvent]]
@@ -187,11 +189,12 @@ class HttpClient:
         for _ in range(_MOST_STALE):
             connection: dict[str, bool] = {}
             try:
-                return await self._session.post(url, data=data, allow_redirects=False, trace_request_ctx=connection)
+                payload = _payload(data)
+                return await self._session.post(url, data=payload, allow_redirects=False, trace_request_ctx=connection)
             except self._broken:
                 if not connection:
                     raise
-        return await self._session.post(url, data=data, allow_redirects=False)
+        return await self._session.post(url, data=_payload(data), allow_redirects=False)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -204,6 +207,11 @@ class HttpClient:
             raise Failed("cannot be reached", str(error.os_error)) from None
         except self._errors as error:
             raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
+
+
+def _payload(data: bytes) -> Any:
+    """Return the data as aiohttp expects it: large data as a file, which it sends in parts."""
+    return io.BytesIO(data) if len(data) > _LARGE else data
 
 
 def suitable(models: Sequence[HttpModel], name: str | None, kind: str | None) -> HttpModel:

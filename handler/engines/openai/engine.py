@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem
 from handler.core.values import Sampling, Task
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, Tokenizer
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, StructuredOutputCheck, Tokenizer
+from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.llamacpp import engine as llamacpp
-from handler.engines.llamacpp import media
-from handler.engines.llamacpp.engine import LlamaCppEngine, has_projector
+from handler.engines.llamacpp.check import LlamaCheck
+from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
@@ -38,7 +38,17 @@ from handler.engines.openai.sglang import (
 from handler.engines.remote.engine import TLS_CLOSE, TRUST, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
 
-__all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+__all__ = [
+    "UrlEngine",
+    "capabilities",
+    "check",
+    "checks_structured_output",
+    "fetch",
+    "load",
+    "load_tokenizer",
+    "prepare",
+    "structured_output_check",
+]
 
 _TAKES_ENDS = ("vllm", "sglang")
 """Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
@@ -268,15 +278,21 @@ def capabilities(config: EngineConfig) -> Capabilities:
     """
     kind = _kind(config)
     check_task(config, kind)
-    if kind == "llamacpp":
-        no_media = media.no_media(projector=has_projector(_SETTING.urls(config)))
-        return replace(llamacpp.capabilities(config), no_media=no_media)
-    return KINDS[kind].capabilities
+    return llamacpp.capabilities(config) if kind == "llamacpp" else KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
     kind: str = config.engine_options.get("base_url_kind", "auto")
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
+
+
+def checks_structured_output(config: EngineConfig) -> bool:
+    """Return whether clients' schemas and grammars are checked here. Other servers limit their own work."""
+    return _kind(config) == "llamacpp"
+
+
+def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
+    return LlamaCheck(config)
 
 
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
@@ -288,8 +304,6 @@ def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is not Task.GENERATION:
-        return llamacpp.load_tokenizer(config)
-    urls = config.engine_options.get("base_url", ())
-    projector = bool(urls) and _kind(config) == "llamacpp" and has_projector(_SETTING.urls(config))
-    return media.load_tokenizer(config, projector=projector)
+    if config.task is Task.GENERATION and not (config.engine_options.get("base_url") and _kind(config) == "llamacpp"):
+        return files.load_tokenizer(config)
+    return llamacpp.load_tokenizer(config)

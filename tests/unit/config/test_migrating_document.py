@@ -178,7 +178,9 @@ def _of_image(group: str, protecting: str) -> str:
     """Return what becomes of every argument of an image's server, with the name of its variable."""
     lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
     if flags := sorted(name for name, line in VARIABLES_OF[group].items() if line.flag):
-        passed = f"The engine `llamacpp` passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
+        passed = (
+            f"The engine `llamacpp` passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
+        )
         lists = f"{passed}\n\nWith other engines, the same variables are in the lists below.\n\n{lists}"
     unknown = "The server ignores variables that are not listed, and logs their names when it starts."
     neutral = "A refused variable may have a value that changes nothing, such as `0`."

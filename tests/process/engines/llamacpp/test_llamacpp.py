@@ -114,11 +114,13 @@ def engine(model: Path | None, *servers: Served, timeout: float = PATIENCE, **op
         found.close()
 
 
-def own(server: Served, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+def own(server: Served, prompt: Sequence[int] | dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The server's own answer, which is not a stream."""
     neutral = {"temperature": 0, "samplers": ["penalties", "temperature"], "repeat_last_n": CONTEXT, "n_predict": 24}
-    body = {"prompt": [*prompt], "return_tokens": True, **neutral, **fields}
-    request = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode())
+    sent = prompt if isinstance(prompt, dict) else [*prompt]
+    body = {"prompt": sent, "return_tokens": True, **neutral, **fields}
+    kind = {"content-type": "application/json"}  # a form may have only 1 MiB
+    request = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode(), kind)
     with urllib.request.urlopen(request) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
