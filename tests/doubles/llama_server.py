@@ -90,28 +90,28 @@ class Slot:
 class LlamaServer:
     """A server on loopback.
 
-        Attributes:
-            pieces: the bytes of each token.
-            context: tokens of a slot.
-            pool: tokens of all slots together, where they share one cache; beyond it, all running requests fail.
-            key: API key, if it has one.
-            is_loading: it answers 503, but to no key.
-            pace: seconds that a token takes.
-                prompt_pace: seconds that 512 tokens of a long prompt take.
-                path: its file.
-                received: bodies of /completion.
-            scripts: each answers one /completion byte for byte.
-            lacks: fields that its /props lacks, as an older server's.
-            left: how many clients have left before the end of an answer.
-            ruled: whether it enforces grammars.
-            encode: its tokenizer.
-            begin: ids that it adds to the beginning of a text.
-            marker: stands for an image in a prompt; "": it has no projector.
-            eog: ids that end an answer.
-            pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
-            batch: tokens of a text to pool.
-            dimensions: numbers of an embedding.
-            adapters: paths of its LoRA adapters, with the scales of its start; its memory of prompts ignores them.
+    Attributes:
+        pieces: the bytes of each token.
+        context: tokens of a slot.
+        pool: tokens of all slots together, where they share one cache; beyond it, all running requests fail.
+        key: API key, if it has one.
+        is_loading: it answers 503, but to no key.
+        pace: seconds that a token takes.
+            prompt_pace: seconds that 512 tokens of a long prompt take.
+            path: its file.
+            received: bodies of /completion.
+        scripts: each answers one /completion byte for byte.
+        lacks: fields that its /props lacks, as an older server's.
+        left: how many clients have left before the end of an answer.
+        ruled: whether it enforces grammars.
+        encode: its tokenizer.
+        begin: ids that it adds to the beginning of a text.
+        marker: stands for an image in a prompt; "": it has no projector.
+        eog: ids that end an answer.
+        pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
+        batch: tokens of a text to pool.
+        dimensions: numbers of an embedding.
+        adapters: paths of its LoRA adapters, with the scales of its start; its memory of prompts ignores them.
     """
 
     def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:

@@ -182,7 +182,7 @@ def test_another_server_that_has_the_adapter_gets_the_request(tokenizer: Path) -
         results = run(found, *range(1, 9))
         assert {results[key].error for key in results} == {""}
         assert not first.received
-        assert len(second.received) == 8
+        assert len(second.received) >= 8
         found.add(EngineRequest(9, LONG, SAMPLING))
         assert run(found, 9)[9].error == ""
 
