@@ -244,7 +244,7 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self._fit(await self.model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
 
     async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
         """Send a request to llama-server's own API; see `HttpClient.post`."""
