@@ -97,8 +97,9 @@ class LlamaServer:
         key: API key, if it has one.
         is_loading: it answers 503, but to no key.
         pace: seconds that a token takes.
-        path: its file.
-        received: bodies of /completion.
+            prompt_pace: seconds that 512 tokens of a long prompt take.
+            path: its file.
+            received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
         lacks: fields that its /props lacks, as an older server's.
         left: how many clients have left before the end of an answer.
@@ -123,6 +124,7 @@ class LlamaServer:
         self.key = ""
         self.is_loading = False
         self.pace = 0.0
+        self.prompt_pace = 0.0
         self.name = "tiny.gguf"
         self.path = "/models/tiny.gguf"
         self.owner = "llamacpp"
@@ -392,6 +394,7 @@ class LlamaServer:
     def launch(self, slot: Slot, body: dict[str, Any]) -> bool:
         """Prepare a slot for a request. Return whether its cached tokens were computed with other adapters."""
         if not self.adapters:
+            slot.lora = ()
             return False
         prompt = body["prompt"]
         if slot.tokens and _common(slot.tokens, prompt) < len(slot.tokens) / 2:
@@ -456,7 +459,8 @@ class _Run:
     def __init__(self, server: LlamaServer, slot: Slot, body: dict[str, Any]) -> None:
         self.server, self.slot, self.body = server, slot, body
         is_mixed = server.launch(slot, body)
-        self._salt = repr(slot.lora) + "mixed" * is_mixed if is_mixed or any(slot.lora) else ""
+        applied = [(path, scale) for (path, _), scale in zip(server.adapters, slot.lora, strict=True) if scale]
+        self._salt = repr(applied) + "mixed" * is_mixed if is_mixed or applied else ""
         self.num_cached = _common(slot.tokens, body["prompt"]) if body.get("cache_prompt", True) else 0
         self.num_cached = min(self.num_cached, len(body["prompt"]) - 1)
         self.last: dict[str, Any] = {}
@@ -471,6 +475,10 @@ class _Run:
     async def events(self) -> Any:
         server, body = self.server, self.body
         most = body.get("n_predict", -1)
+        if body.get("stream") and body.get("return_progress"):
+            for _ in range(0, len(body["prompt"]), 512):
+                await asyncio.sleep(server.prompt_pace)
+                yield {**self._partial(-1, {}), "prompt_progress": {"total": len(body["prompt"])}}
         while True:
             await asyncio.sleep(server.pace)
             while server.waits(self.slot):

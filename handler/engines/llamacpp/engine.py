@@ -188,19 +188,21 @@ class LlamaServers(RemoteEngine[C]):
             description = repr(self._name) if self._name else "a model"
             setting = "option.base_url=" if own is None else f"{self.own_name} at "
             try:
-                self.model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
             except ConfigError:
                 if self._child is not None and (failure := self._child.failure()):
                     raise ConfigError(f"{self.own_name} {failure}") from None
                 raise
             self._name = self.model.name
             self.begin("openai", self.model.max_tokens, config, failed)
-            if own is not None:
-                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
-                own.watch()
+            if self._child is not None:
+                props = self.complete(self._client.get(f"{self._child.url}/props"))
+                self.info = child.described(self.info, props)
+                self._child.log.is_loaded = True
+                self._child.process.watch()
             on_failure.pop_all()
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -209,7 +211,7 @@ class LlamaServers(RemoteEngine[C]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
@@ -222,13 +224,13 @@ class LlamaServers(RemoteEngine[C]):
             raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
-    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def _check_connection(self, server: RemoteServer) -> None:
+    async def check_connection(self, server: RemoteServer) -> None:
         """Ask a server for its model after each new connection, because it may have been restarted with another model.
 
         llama-server ignores the name of the model in a request.
@@ -242,19 +244,14 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self._fit(await self._model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
 
     async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
         """Send a request to llama-server's own API; see `HttpClient.post`."""
-        return await self._client.post(f"{_root(url)}{path}", body)
+        return await self._client.post(f"{root(url)}{path}", body)
 
     async def disconnect(self) -> None:
         await self._client.close()
-
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -271,12 +268,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         names = next(iter(self._adapters.values()), LoadedAdapters()).named()
         self.info = replace(self.info, adapters=names)
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         loaded = self._load_files()
-        model = await super()._model_at(url)
+        model = await super().model_at(url)
         await self._check_tokenizer(url, loaded)
         if self._serves_adapters:
-            data = await self._client.get(f"{_root(url)}/lora-adapters", may_miss=True, waits=True)
+            data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
             self._adapters[url] = LoadedAdapters.read(data)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
@@ -290,7 +287,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         if loaded is None:
             return
         _, probe = await loaded
-        detokenize = functools.partial(self._client.post, f"{_root(url)}/detokenize")
+        detokenize = functools.partial(self._client.post, f"{root(url)}/detokenize")
         difference = await probe.difference(self._tokenizing(url), detokenize)
         if difference and url not in self._differs:
             self._differs.add(url)
@@ -309,7 +306,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return any(loaded.find(path) is not None for loaded in self._adapters.values())
 
     async def _ask_all(self) -> None:
-        await asyncio.gather(*(self._model_at(server.url) for server in self._servers), return_exceptions=True)
+        await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
 
     def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of a request with the scales of the server's adapters.
@@ -330,7 +327,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:
         """Raise Failed if a server was restarted with other adapters before it received this request."""
-        await self._check_connection(server)
+        await self.check_connection(server)
         if self._serves_adapters and self._with_adapter(server, call, body).get("lora") != body.get("lora"):
             raise Failed("was restarted with other adapters")
 
@@ -354,12 +351,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return projector._replace(begin=tuple(begin))
 
     def _tokenizing(self, url: str) -> Tokenize:
-        return functools.partial(self._client.post, f"{_root(url)}/tokenize")
+        return functools.partial(self._client.post, f"{root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
-        media = request.read_media()
-        if media is not None and media.media:
-            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
+        prompt = request.read_media()
+        if prompt is not None and prompt.media:
+            return ImageCall(request, prompt, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -421,7 +418,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
         if not isinstance(call, ImageCall) or call.begun:
             return
-        await self._model_at(server.url)
+        await self.model_at(server.url)
         projector = self._projectors.get(server.url)
         if projector is not None and projector.marker != call.marker:
             raise Failed("was restarted")
@@ -429,13 +426,16 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+        async with self._client.events(f"{root(server.url)}/completion", body) as events:
             await self._check_adapters(server, running.call, body)
             async for batch in events:
                 for event in batch:
                     if running.ended:
                         break
                     tokens = read_event(event)
+                    if tokens.is_progress:
+                        running.silence.begin()
+                        continue
                     if running.held is not None:
                         running.call.count(tokens, running.held)
                         self.release(server, running)
@@ -467,7 +467,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{_root(server.url)}/completion", body)
+        data = await self._client.post(f"{root(server.url)}/completion", body)
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
@@ -494,7 +494,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
             body = self._with_adapter(server, call, scores(prefix, count))
-            data = await self._client.post(f"{_root(server.url)}/completion", body)
+            data = await self._client.post(f"{root(server.url)}/completion", body)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
@@ -544,7 +544,7 @@ async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
     """Return the description of each server, or the reason why there is none."""
     client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
     try:
-        return await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
+        return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
     finally:
         await client.close()
 
@@ -572,7 +572,7 @@ def served_path(urls: Sequence[str]) -> Path:
     )
 
 
-def _root(url: str) -> str:
+def root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 

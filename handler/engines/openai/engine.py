@@ -28,6 +28,7 @@ from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
+from handler.engines.openai.embeddings import SglangPooling
 from handler.engines.openai.kinds import KINDS
 from handler.engines.openai.sglang import (
     GenerateAnswer,
@@ -113,9 +114,14 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 def check_task(config: EngineConfig, kind: str) -> None:
     """Raise ConfigError if a kind of server does not support the model's task, or if option.pooling is set."""
     check_pooling(config)
-    if config.task is not Task.GENERATION and kind not in ("llamacpp", "auto"):
-        message = f"option.task={config.options.task}: servers of the kind {kind} only generate text here"
-        raise ConfigError(Problem("", "option.task", f"{message}; llamacpp also computes embeddings and scores"))
+    pools = ("llamacpp", "sglang", "auto") if config.task is Task.EMBEDDING else ("llamacpp", "auto")
+    if config.task is not Task.GENERATION and kind not in pools:
+        wanted = f"option.task={config.options.task}: servers of the kind {kind}"
+        if kind == "sglang":
+            message = f"{wanted} score only texts, not tokens; llamacpp also computes scores"
+        else:
+            message = f"{wanted} only generate text here; llamacpp and sglang also compute embeddings"
+        raise ConfigError(Problem("", "option.task", message))
 
 
 _SETTING = UrlSetting("openai", "http://host:8000/v1")
@@ -336,13 +342,15 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     return LlamaCheck(config)
 
 
-def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling:
+def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling | SglangPooling:
     kind = _kind(config)
     check_task(config, kind)
     if kind != "llamacpp" and config.model is not None and is_made(config.model):
         raise ConfigError(f"the servers are of the kind {kind}: {_GGUF}")
     if kind == "llamacpp":
         return llamacpp.load(config)
+    if config.task is not Task.GENERATION:
+        return SglangPooling(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)
 
 

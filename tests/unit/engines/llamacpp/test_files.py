@@ -147,7 +147,7 @@ def test_a_chat_begins_with_the_token_that_llama_cpp_adds(tmp_path: Path) -> Non
         directory = made(tmp_path, sentence_piece(**{"tokenizer.chat_template": given}))
         prompt = load_tokenizer(EngineConfig(model=directory)).encode_chat(chat)
         assert prompt.text == "<s>a"
-        assert prompt.ids[0] == 1
+        assert next(iter(prompt.ids)) == 1
         (tmp_path / "model.gguf").unlink()
     directory = made(tmp_path, sentence_piece(add_bos_token=False, **{"tokenizer.chat_template": template}))
     assert load_tokenizer(EngineConfig(model=directory)).encode_chat(chat).text == "a"
