@@ -170,6 +170,30 @@ def special_ids(values: Mapping[bytes, object], num_tokens: int) -> dict[str, in
     return {name: id for name, id in ids.items() if id < num_tokens}
 
 
+_NO_POOLING, _RANK = 0, 4  # values of pooling_type
+_ENCODERS = (b"bert", b"modern-bert", b"nomic-bert", b"nomic-bert-moe", b"neo-bert", b"jina-bert-v2", b"jina-bert-v3",
+             b"eurobert", b"gemma-embedding", b"llama-embed")  # fmt: skip
+"""Architectures of models that compute embeddings and generate no text."""
+
+
+def pooled_task(path: Path) -> str:
+    """Return the task of a model that does not generate text, according to the values before the vocabulary.
+
+    Returns:
+        "rerank", "text-embedding", or "" for a model that generates text, and for a broken file.
+    """
+    found = ""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        for key, value in _pairs(file, _begin(file)[1]):
+            if key == _TOKENS:
+                break
+            if key == _ARCHITECTURE and value in _ENCODERS:
+                found = found or "text-embedding"
+            elif key.endswith(b".pooling_type") and isinstance(value, int) and value != _NO_POOLING:
+                found = "rerank" if value == _RANK else "text-embedding"
+    return found
+
+
 def contents(path: Path) -> tuple[str, int]:
     """Return the kind of a file, and the number of files into which the model is split, according to the header.
 

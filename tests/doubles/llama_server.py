@@ -97,12 +97,14 @@ class LlamaServer:
         key: API key, if it has one.
         is_loading: it answers 503, but to no key.
         pace: seconds that a token takes.
-        received: bodies of /completion.
+            prompt_pace: seconds that 512 tokens of a long prompt take.
+            path: its file.
+            received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
         lacks: fields that its /props lacks, as an older server's.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
-        encode: its tokenizer, which a server with images needs.
+        encode: its tokenizer.
         begin: ids that it adds to the beginning of a text.
         marker: stands for an image in a prompt; "": it has no projector.
         eog: ids that end an answer.
@@ -122,7 +124,9 @@ class LlamaServer:
         self.key = ""
         self.is_loading = False
         self.pace = 0.0
+        self.prompt_pace = 0.0
         self.name = "tiny.gguf"
+        self.path = "/models/tiny.gguf"
         self.owner = "llamacpp"
         self.received: list[dict[str, Any]] = []
         self.asked: Counter[str] = Counter()
@@ -206,6 +210,8 @@ class LlamaServer:
             case "POST", "/tokenize":
                 asked = json.loads(body)
                 return await _write(writer, 200, {"tokens": self._tokens(asked["content"], asked["add_special"])})
+            case "POST", "/detokenize":
+                return await _write(writer, 200, {"content": self._text(json.loads(body)["tokens"])})
             case "GET", "/lora-adapters":
                 more = {"task_name": "", "prompt_prefix": ""}
                 entries = [{"id": id, "path": path, "scale": scale} for id, (path, scale) in enumerate(self.adapters)]
@@ -228,7 +234,7 @@ class LlamaServer:
             "default_generation_settings": {"params": {}, "n_ctx": self.context},
             "total_slots": len(self.slots),
             "model_alias": self.name,
-            "model_path": f"/models/{self.name}",
+            "model_path": self.path,
             "modalities": {"vision": bool(self.marker), "video": False, "audio": False},
             "media_marker": self.marker or "<__media_unused__>",
             "bos_token": self.pieces[self.begin[0]].decode() if self.begin else "",
@@ -242,6 +248,14 @@ class LlamaServer:
         parts = content if isinstance(content, list) else [content]
         ids = [id for part in parts for id in (self.encode(part) if isinstance(part, str) else [part])]
         return [*self.begin, *ids] if add_special else ids
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """The text of ids. An id outside the vocabulary is an error of the server, as in the original."""
+        if not all(0 <= id < len(self.pieces) for id in ids):
+            size = len(self.pieces)
+            words = f"vector::_M_range_check: __n (which is {max(ids)}) >= this->size() (which is {size})"
+            raise Refusal(words, "server_error", 500)
+        return b"".join(self.pieces[id] for id in ids).decode(errors="replace")
 
     def _with_images(self, prompt_string: str, multimodal_data: Sequence[str]) -> list[int]:
         if not self.marker:
@@ -461,6 +475,10 @@ class _Run:
     async def events(self) -> Any:
         server, body = self.server, self.body
         most = body.get("n_predict", -1)
+        if body.get("stream") and body.get("return_progress"):
+            for _ in range(0, len(body["prompt"]), 512):
+                await asyncio.sleep(server.prompt_pace)
+                yield {**self._partial(-1, {}), "prompt_progress": {"total": len(body["prompt"])}}
         while True:
             await asyncio.sleep(server.pace)
             while server.waits(self.slot):

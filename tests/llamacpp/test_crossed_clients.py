@@ -144,7 +144,7 @@ def clients(server: ServerProcess, expected: dict[str, str], rounds: int) -> Ite
 
 
 def is_free(server: ServerProcess) -> bool:
-    return server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
+    return server.metric("lmi_active_sequences") == 0 == server.metric("lmi_queued_requests")
 
 
 def llama_server(server: ServerProcess) -> Sequence[int]:
@@ -177,7 +177,7 @@ def test_kills_of_llama_server_fail_only_what_it_computes(server: ServerProcess,
         nonlocal num_killed
         while not ended.wait(0.2) and num_killed < NUM_KILLS:
             pids = llama_server(server)
-            if len(pids) == 1 and server.ping() == 200 and server.metric("vllm:num_requests_running") > 4:
+            if len(pids) == 1 and server.ping() == 200 and server.metric("lmi_active_sequences") > 4:
                 time.sleep(0.3)  # some have tokens by then
                 os.kill(pids[0], signal.SIGKILL)
                 num_killed += 1

@@ -48,6 +48,11 @@ def check_tokenizer(directory: Path) -> None:
         model_files.check_content(path)
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether a directory contains the files of a tokenizer."""
+    return any(model_files.visible(directory, name) for name in _TOKENIZERS)
+
+
 def check_checkpoint(directory: Path) -> None:
     """Raise ConfigError if a file is missing, truncated or in the wrong format."""
     check_tokenizer(directory)

@@ -29,6 +29,7 @@ class Tokens(NamedTuple):
         truncated: whether it ended because the context is full.
         num_cached: number of prompt tokens that were in the cache; 0 if unknown.
         num_prompt: number of prompt tokens; 0 if unknown.
+        is_progress: whether the event only reports that a part of the prompt has been computed.
     """
 
     ids: Sequence[int]
@@ -39,6 +40,7 @@ class Tokens(NamedTuple):
     truncated: bool = False
     num_cached: int = 0
     num_prompt: int = 0
+    is_progress: bool = False
 
 
 class LlamaCall(ResponseCheck):
@@ -256,11 +258,11 @@ def read_completion(data: bytes) -> Tokens:
         value = orjson.loads(data)
         if "error" in value:
             raise event_error(data)
-        ended = value.get("stop") is True
+        ended, is_progress = value.get("stop") is True, bool(value.get("prompt_progress"))
         timings = value.get("timings") or {}
         cached, num_prompt = timings.get("cache_n"), value.get("tokens_evaluated")
         return Tokens(
-            value.get("tokens") or [],
+            [] if is_progress else value.get("tokens") or [],  # a report of progress has an invalid id
             value.get("completion_probabilities") or [],
             value.get("content") or "",
             value["tokens_predicted"],
@@ -268,6 +270,7 @@ def read_completion(data: bytes) -> Tokens:
             bool(value.get("truncated")),
             cached if ended and type(cached) is int and cached > 0 else 0,
             num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
+            is_progress,
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

@@ -27,8 +27,9 @@ from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
 from handler.engines.llamacpp import adapters, readable
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.process.own_server import OwnServer
 
@@ -128,12 +129,6 @@ class LlamaSetting:
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
         return model.path
-
-
-def model_directory(file: Path) -> Path:
-    """Return the directory of a GGUF file's tokenizer."""
-    check_tokenizer(file.parent)
-    return file.parent
 
 
 def download(model_id: str, revision: str | None) -> Path:
@@ -348,12 +343,19 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         variables["LLAMA_ARG_THREADS"] = threads
     if config.options.max_num_batched_tokens:
         variables["LLAMA_ARG_BATCH"] = config.options.max_num_batched_tokens
-    verbosity = 3 if os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG" else 2
+    verbosity = 3 if is_verbose(config) else 2
     for prefix in ("LLAMA_ARG_LOG_", "LLAMA_LOG_"):  # the second is of older releases
         values = {"PREFIX": 1, "TIMESTAMPS": 0, "COLORS": "off", "VERBOSITY": verbosity}
         variables |= {f"{prefix}{name}": value for name, value in values.items()}
     inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
     return {**inherited, **{name: str(value) for name, value in variables.items()}, **beside(config)}
+
+
+def is_verbose(config: EngineConfig) -> bool:
+    """Return whether the log contains lines about each request, which contain no texts unless the flags say so."""
+    flags = {"-v", "--verbose", "--log-verbose", "-lv", "--verbosity", "--log-verbosity"}
+    chosen = not flags.isdisjoint(config.engine_options.get("llama_server_args", ()))
+    return chosen or os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG"
 
 
 def beside(config: EngineConfig) -> dict[str, str]:
@@ -381,7 +383,7 @@ def find_projector(file: Path) -> Path | None:
 
     A directory may contain several models. A projector belongs to those with its width and its base model.
     """
-    model, found = gguf.check_complete(file).values, list[tuple[bool, Path]]()
+    model, found = gguf.check_parts(file).values, list[tuple[bool, Path]]()
     name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):
@@ -411,13 +413,20 @@ _LONGEST_REASON = 400
 class ServerLog:
     """Writes the lines of a server's output to the log of the engine, and keeps the first error.
 
+    Args:
+        hidden: words that are masked.
+        is_verbose: whether to write all lines.
+
     Attributes:
         error: the first error since the start, or "".
+        is_loaded: whether the server has loaded its model. Its later warnings are about ordinary requests.
     """
 
-    def __init__(self, *hidden: str) -> None:
+    def __init__(self, *hidden: str, is_verbose: bool = False) -> None:
         self.error = ""
+        self.is_loaded = False
         self._hidden = hidden
+        self._is_verbose = is_verbose
 
     def read(self, line: str) -> None:
         """Write a line."""
@@ -426,7 +435,8 @@ class ServerLog:
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
         if level == "ERROR" and not self.error:
             self.error = text[:_LONGEST_REASON]
-        print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
+        if self._is_verbose or not self.is_loaded or level == "ERROR":
+            print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
 
 
 class LlamaServer(NamedTuple):
@@ -471,7 +481,7 @@ def start(config: EngineConfig) -> LlamaServer:
     """
     for attempt in range(_ATTEMPTS):
         key = secrets.token_hex(32)
-        written = ServerLog(key)
+        written = ServerLog(key, is_verbose=is_verbose(config))
         process = OwnServer("http", NAME, command(config), environment(config, key), written.read)
         server = LlamaServer(process, written, key)
         try:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, log_words
 from handler.core.values import Adapter, Task
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineRequest, Silence, Tokenizer
 from handler.engines.huggingface import files
@@ -30,6 +32,7 @@ from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
+from handler.engines.llamacpp.probe import Probe
 from handler.engines.openai.client import HttpClient, has_tls, suitable
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
@@ -185,19 +188,21 @@ class LlamaServers(RemoteEngine[C]):
             description = repr(self._name) if self._name else "a model"
             setting = "option.base_url=" if own is None else f"{self.own_name} at "
             try:
-                self.model, failed = self.complete(find_model(urls, self._model_at, self._fit, description, setting))
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
             except ConfigError:
                 if self._child is not None and (failure := self._child.failure()):
                     raise ConfigError(f"{self.own_name} {failure}") from None
                 raise
             self._name = self.model.name
             self.begin("openai", self.model.max_tokens, config, failed)
-            if own is not None:
-                self.info = child.described(self.info, self.complete(self._client.get(f"{own.url}/props")))
-                own.watch()
+            if self._child is not None:
+                props = self.complete(self._client.get(f"{self._child.url}/props"))
+                self.info = child.described(self.info, props)
+                self._child.log.is_loaded = True
+                self._child.process.watch()
             on_failure.pop_all()
 
-    async def _model_at(self, url: str) -> LlamaModel:
+    async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
 
         Raises:
@@ -206,7 +211,7 @@ class LlamaServers(RemoteEngine[C]):
         self._check_child()
         self._num_connections[url] = self._client.num_connections
         name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{_root(url)}/props"))
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
         if url not in self._slots or self._slots[url].count != model.num_slots:
             self._slots[url] = Slots(model.num_slots)
         return model
@@ -219,13 +224,13 @@ class LlamaServers(RemoteEngine[C]):
             raise Failed(failure, lasts=True, ill=True)
         self._child.process.check_port()
 
-    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def _check_connection(self, server: RemoteServer) -> None:
+    async def check_connection(self, server: RemoteServer) -> None:
         """Ask a server for its model after each new connection, because it may have been restarted with another model.
 
         llama-server ignores the name of the model in a request.
@@ -239,19 +244,14 @@ class LlamaServers(RemoteEngine[C]):
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self._fit(await self._model_at(server.url), self.model).max_tokens)
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
 
     async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
         """Send a request to llama-server's own API; see `HttpClient.post`."""
-        return await self._client.post(f"{_root(url)}{path}", body)
+        return await self._client.post(f"{root(url)}{path}", body)
 
     async def disconnect(self) -> None:
         await self._client.close()
-
-    def close(self) -> None:
-        super().close()
-        if self._child is not None:
-            self._child.process.stop()
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -259,7 +259,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     def __init__(self, config: EngineConfig) -> None:
         self._eos = eos_ids(config) if config.model is not None else frozenset()
-        self._pieces: asyncio.Task[Pieces] | None = None  # needed only if a server does not send all ids
+        self._files: asyncio.Task[tuple[Pieces, Probe]] | None = None  # from the model's tokenizer
+        self._differs: set[str] = set()  # addresses of servers that divide texts differently
         self._projectors: dict[str, Projector | None] = {}  # by address
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
         self._adapters: dict[str, LoadedAdapters] = {}  # by address
@@ -267,13 +268,30 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         names = next(iter(self._adapters.values()), LoadedAdapters()).named()
         self.info = replace(self.info, adapters=names)
 
-    async def _model_at(self, url: str) -> LlamaModel:
-        model = await super()._model_at(url)
+    async def model_at(self, url: str) -> LlamaModel:
+        loaded = self._load_files()
+        model = await super().model_at(url)
+        await self._check_tokenizer(url, loaded)
         if self._serves_adapters:
-            data = await self._client.get(f"{_root(url)}/lora-adapters", may_miss=True, waits=True)
+            data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
             self._adapters[url] = LoadedAdapters.read(data)
         self._projectors[url] = await self._complete_projector(url, model.projector)
         return model
+
+    async def _check_tokenizer(self, url: str, loaded: Awaitable[tuple[Pieces, Probe]] | None) -> None:
+        """Compare the server's tokenizer with that of the model's files.
+
+        Raises:
+            Failed: the server has another vocabulary.
+        """
+        if loaded is None:
+            return
+        _, probe = await loaded
+        detokenize = functools.partial(self._client.post, f"{root(url)}/detokenize")
+        difference = await probe.difference(self._tokenizing(url), detokenize)
+        if difference and url not in self._differs:
+            self._differs.add(url)
+            print(f"{url} divides some texts into other tokens: {difference}", file=sys.stderr, flush=True)
 
     def load_adapter(self, adapter: Adapter) -> None:
         if not self._serves_adapters:
@@ -288,7 +306,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return any(loaded.find(path) is not None for loaded in self._adapters.values())
 
     async def _ask_all(self) -> None:
-        await asyncio.gather(*(self._model_at(server.url) for server in self._servers), return_exceptions=True)
+        await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
 
     def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the body of a request with the scales of the server's adapters.
@@ -309,7 +327,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:
         """Raise Failed if a server was restarted with other adapters before it received this request."""
-        await self._check_connection(server)
+        await self.check_connection(server)
         if self._serves_adapters and self._with_adapter(server, call, body).get("lora") != body.get("lora"):
             raise Failed("was restarted with other adapters")
 
@@ -333,12 +351,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return projector._replace(begin=tuple(begin))
 
     def _tokenizing(self, url: str) -> Tokenize:
-        return functools.partial(self._client.post, f"{_root(url)}/tokenize")
+        return functools.partial(self._client.post, f"{root(url)}/tokenize")
 
     def new_call(self, request: EngineRequest) -> LlamaCall:
-        media = request.read_media()
-        if media is not None and media.media:
-            return ImageCall(request, media, self._eos, self.info.max_total_tokens)
+        prompt = request.read_media()
+        if prompt is not None and prompt.media:
+            return ImageCall(request, prompt, self._eos, self.info.max_total_tokens)
         return LlamaCall(request, self._eos, self.info.max_total_tokens)
 
     async def stream(self, server: RemoteServer, running: Running[LlamaCall]) -> None:
@@ -400,7 +418,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Raise Failed if a server was restarted, so that another marker represents images in its prompts."""
         if not isinstance(call, ImageCall) or call.begun:
             return
-        await self._model_at(server.url)
+        await self.model_at(server.url)
         projector = self._projectors.get(server.url)
         if projector is not None and projector.marker != call.marker:
             raise Failed("was restarted")
@@ -408,13 +426,16 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _read_events(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a stream to its end, and release the connection. The connection is closed if the stream does not end."""
         tokens: Tokens | None = None
-        async with self._client.events(f"{_root(server.url)}/completion", body) as events:
+        async with self._client.events(f"{root(server.url)}/completion", body) as events:
             await self._check_adapters(server, running.call, body)
             async for batch in events:
                 for event in batch:
                     if running.ended:
                         break
                     tokens = read_event(event)
+                    if tokens.is_progress:
+                        running.silence.begin()
+                        continue
                     if running.held is not None:
                         running.call.count(tokens, running.held)
                         self.release(server, running)
@@ -446,7 +467,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{_root(server.url)}/completion", body)
+        data = await self._client.post(f"{root(server.url)}/completion", body)
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
@@ -473,23 +494,28 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
             body = self._with_adapter(server, call, scores(prefix, count))
-            data = await self._client.post(f"{_root(server.url)}/completion", body)
+            data = await self._client.post(f"{root(server.url)}/completion", body)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
         raise Failed("reports no log-probability of a token", f"the id is {id}")
 
     async def _load_pieces(self) -> Pieces | None:
-        """Return the vocabulary of the model's files, or None if there are none. A thread loads it."""
+        """Return the vocabulary of the model's files, or None if there are none."""
+        files = self._load_files()
+        return None if files is None else (await files)[0]
+
+    def _load_files(self) -> Awaitable[tuple[Pieces, Probe]] | None:
+        """Return the tokenizer of the model's files in two forms, or None if there are none. A thread loads it once."""
         if self._config.model is None:
             return None
-        if self._pieces is None:
-            self._pieces = self._loop.create_task(asyncio.to_thread(_load_pieces, self._config))
-        return await asyncio.shield(self._pieces)
+        if self._files is None:
+            self._files = self._loop.create_task(asyncio.to_thread(_load_files, self._config))
+        return asyncio.shield(self._files)
 
     async def disconnect(self) -> None:
-        if self._pieces is not None:
-            await asyncio.wait([self._pieces])
+        if self._files is not None:
+            await asyncio.wait([self._files])
         await super().disconnect()
 
 
@@ -506,20 +532,47 @@ def has_projector(urls: tuple[str, ...]) -> bool:
 
 async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     """Return whether each server that responds reads images."""
-    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
-    try:
-        answers = await asyncio.gather(*(client.get(f"{_root(url)}/props") for url in urls), return_exceptions=True)
-    finally:
-        await client.close()
     found = []
-    for answer in answers:
+    for answer in await _ask_props(urls):
         with contextlib.suppress(Failed):
             if isinstance(answer, bytes):
                 found.append(_described("", answer).projector is not None)
     return found
 
 
-def _root(url: str) -> str:
+async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
+    """Return the description of each server, or the reason why there is none."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+    finally:
+        await client.close()
+
+
+def served_path(urls: Sequence[str]) -> Path:
+    """Return the file that the first of the servers that responds has loaded. This blocks for up to 5 s.
+
+    Raises:
+        ConfigError: no server responds, or its file cannot be read here.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        answers = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
+    reasons = []
+    for url, answer in answers.items():
+        path = None
+        with contextlib.suppress(ValueError, AttributeError):
+            path = orjson.loads(answer).get("model_path") if isinstance(answer, bytes) else None
+        if isinstance(path, str) and path and Path(path).is_file():
+            return Path(path)
+        served = f"its file {path!r} cannot be read here" if path else "it does not name its file"
+        reasons.append(f"{url}: {answer if isinstance(answer, BaseException) else served}")
+    raise ConfigError(
+        f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "
+        "option.model_id to the .gguf file that the servers have loaded, or to the model's Hugging Face directory"
+    )
+
+
+def root(url: str) -> str:
     """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
     return url.removesuffix("/v1")
 
@@ -541,9 +594,9 @@ def _described(name: str, data: bytes) -> LlamaModel:
     return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
 
 
-def _load_pieces(config: EngineConfig) -> Pieces:
-    vocabulary = files.load_tokenizer(config).vocabulary
-    return Pieces(vocabulary.pieces if vocabulary is not None else ())
+def _load_files(config: EngineConfig) -> tuple[Pieces, Probe]:
+    tokenizer = files.load_tokenizer(config)
+    return Pieces(tokenizer.vocabulary.pieces), Probe.of(tokenizer)
 
 
 async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:

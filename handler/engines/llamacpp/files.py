@@ -11,6 +11,7 @@ from typing import Any
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError
 from handler.engines.downloads import SOURCE, fingerprint, make_once
+from handler.engines.huggingface.files import has_tokenizer
 from handler.engines.llamacpp.tokenizer import tokenizer_json
 from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary
 
@@ -46,6 +47,25 @@ def model_directory(gguf: Path) -> Path:
         raise ConfigError(f"cannot read {gguf}: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def is_made(directory: Path) -> bool:
+    """Return whether a directory was made from a GGUF file."""
+    return (directory / SOURCE).is_file() and gguf.is_gguf_name((directory / SOURCE).read_text())
+
+
+def served_file(model_id: str | None) -> Path | None:
+    """Return the GGUF file of a local model, or None if `model_id` names something else, or has its own tokenizer.
+
+    Raises:
+        ConfigError: the model is a directory with several GGUF files.
+    """
+    path = Path(model_id or "")
+    if path.is_file() and gguf.is_gguf_name(path):
+        return path
+    if model_id and path.is_dir() and not has_tokenizer(path) and model_files.gguf_files(path):
+        return model_files.locate(model_id).path
+    return None
 
 
 def _write(source: Path, target: Path) -> None:
@@ -97,7 +117,8 @@ def _tokenizer_config(
     }
     if length is not None:
         config["model_max_length"] = length
-    if template := _chat_template(values):
+    bos = str(tokens.get("bos_token", "")) if vocabulary.adds_bos else ""
+    if template := _chat_template(values, bos):
         config["chat_template"] = template
     return config
 
@@ -109,14 +130,22 @@ def _generation_config(vocabulary: GgufVocabulary) -> dict[str, object]:
     )
 
 
-def _chat_template(values: Mapping[bytes, object]) -> str | list[dict[str, str]] | None:
-    """Return the chat template, or all of them if there are several."""
+def _chat_template(values: Mapping[bytes, object], bos: str) -> str | list[dict[str, str]] | None:
+    """Return the chat template, or all of them if there are several.
+
+    Args:
+        bos: token with which llama.cpp begins each prompt, even if the template does not; "" if there is none.
+    """
     templates = {
         key.decode(errors="replace").removeprefix(_TEMPLATE).removeprefix("."): _text(value)
         for key, value in values.items()
         if key == _TEMPLATE.encode() or key.startswith(f"{_TEMPLATE}.".encode())
     }
-    named = {name or "default": text for name, text in templates.items() if text}
+    named = {
+        name or "default": text if not bos or "bos_token" in text or bos in text else "{{ bos_token }}" + text
+        for name, text in templates.items()
+        if text
+    }
     if set(named) <= {"default"}:
         return named.get("default")
     return [{"name": name, "template": text} for name, text in named.items()]

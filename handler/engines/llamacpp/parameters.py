@@ -24,6 +24,9 @@ _ALLOWED = 1000.0
 """Added to the logits of the only tokens that are allowed. It exceeds all differences between logits by far, and is
 small enough for 32-bit floats to keep the differences between the allowed tokens to 1e-4."""
 
+_LONG_PROMPT = 1024
+"""Number of tokens from which llama-server reports the progress of a prompt. Otherwise, it is silent meanwhile."""
+
 _RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
 """The order of transformers. llama.cpp applies the temperature last by default, and other samplers before it."""
@@ -98,7 +101,8 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     if sampling.allowed_token_ids and sampling.repetition_penalty != 1.0:
         raise ValueError("allowed_token_ids cannot be combined with repetition_penalty on llama-server")
     beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
-    return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
+    progress = {"return_progress": True} if len(leg.prompt) >= _LONG_PROMPT else {}
+    return {**_FIXED, **beside, **progress, **arguments(_TABLE, sampling, leg)}
 
 
 def scores(prompt: Sequence[int], count: int) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         max_tokens = self._files.limit(self.info.max_total_tokens)
         self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self.model.dimensions)
 
-    async def _model_at(self, url: str) -> LlamaModel:
-        model = await super()._model_at(url)
+    async def model_at(self, url: str) -> LlamaModel:
+        model = await super().model_at(url)
         try:
             await self._check_flags(url)
             if model.max_tokens is not None:
@@ -73,8 +73,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
             raise Failed("does not pool", "start it with --pooling, for example `--pooling mean`", lasts=True)
         return model._replace(dimensions=len(vectors[0]))
 
-    def _fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
-        model = super()._fit(model, first)
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+        model = super().fit(model, first)
         if first is not None and model.dimensions != first.dimensions:
             raise Failed("serves another model", f"its embeddings have {model.dimensions} dimensions")
         return model
@@ -154,7 +154,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
 
     async def _embed(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
         data = await self._post(server.url, "/embedding", _embedding(call.ids))
-        await self._check_connection(server)
+        await self.check_connection(server)
         vectors = _vectors(data)
         if [len(vector) for vector in vectors] != [self.info.dimensions]:
             raise Failed("sent another embedding than at startup", f"it then had {self.info.dimensions} numbers")
@@ -163,7 +163,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
     async def _score(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
         query, document = call.pooling.texts
         data = await self._post(server.url, "/rerank", {"query": query, "documents": [document]})
-        await self._check_connection(server)
+        await self.check_connection(server)
         try:
             (result,) = orjson.loads(data)["results"]
             return [score(result["relevance_score"])]

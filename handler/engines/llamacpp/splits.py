@@ -62,14 +62,14 @@ class Words(NamedTuple):
     is_stripped: bool = False
 
 
-def _older(category: re.Match[str]) -> str:
-    """Return a character class with the characters of a category that llama.cpp knows."""
-    return f"[{category[0]}&&[^{_NEWER}]]"
+def older(pattern: str) -> str:
+    """Return a pattern whose categories contain only the characters that llama.cpp knows."""
+    return _CATEGORY.sub(lambda category: f"[{category[0]}&&[^{_NEWER}]]", pattern)
 
 
 def _steps(*patterns: str | Split) -> tuple[Split, ...]:
     splits = (Split(pattern) if isinstance(pattern, str) else pattern for pattern in patterns)
-    return tuple(split._replace(pattern=_CATEGORY.sub(_older, split.pattern)) for split in splits)
+    return tuple(split._replace(pattern=older(split.pattern)) for split in splits)
 
 
 _CONTRACTION = r"'(?:[sStTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])"

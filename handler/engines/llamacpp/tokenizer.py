@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import ConfigError
-from handler.engines.llamacpp.splits import steps
+from handler.engines.llamacpp.splits import Split, older, steps
 from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary
 
 _SPACE = "▁"  # SentencePiece's space
@@ -24,7 +24,7 @@ def tokenizer_json(gguf: GgufVocabulary) -> Json:
     Raises:
         ConfigError: the vocabulary contradicts itself.
     """
-    parts = _sentence_piece(gguf) if gguf.model == "llama" else _byte_pairs(gguf)
+    parts = _BUILDERS.get(gguf.model, _byte_pairs)(gguf)
     return {
         "version": "1.0",
         "truncation": None,
@@ -53,22 +53,25 @@ def _added_tokens(gguf: GgufVocabulary) -> list[Json]:
 
 
 def _post_processor(gguf: GgufVocabulary) -> Json | None:
-    before = [gguf.special["bos"]] if gguf.adds_bos and "bos" in gguf.special else []
-    after = [gguf.special["eos"]] if gguf.adds_eos and "eos" in gguf.special else []
+    is_bert = gguf.model == "bert"
+    names = ("bos", "seperator") if is_bert else ("bos",) * gguf.adds_bos + ("eos",) * gguf.adds_eos
+    before = [gguf.special[name] for name in names[:1] if name == "bos" and name in gguf.special]
+    after = [gguf.special[name] for name in names if name != "bos" and name in gguf.special]
     if not before and not after:
         return None
 
-    def sequence(name: str) -> list[Json]:
+    def sequence(name: str, number: int = 0) -> list[Json]:
         def tokens(ids: Iterable[int]) -> list[Json]:
-            return [{"SpecialToken": {"id": gguf.texts[id], "type_id": 0}} for id in ids]
+            return [{"SpecialToken": {"id": gguf.texts[id], "type_id": number}} for id in ids]
 
-        return [*tokens(before), {"Sequence": {"id": name, "type_id": 0}}, *tokens(after)]
+        begin = [] if is_bert and number else tokens(before)
+        return [*begin, {"Sequence": {"id": name, "type_id": number}}, *tokens(after)]
 
     texts = {id: gguf.texts[id] for id in (*before, *after)}
     return {
         "type": "TemplateProcessing",
         "single": sequence("A"),
-        "pair": [*sequence("A"), *sequence("B")],
+        "pair": [*sequence("A"), *sequence("B", int(is_bert))],
         "special_tokens": {text: {"id": text, "ids": [id], "tokens": [text]} for id, text in texts.items()},
     }
 
@@ -185,6 +188,53 @@ def _scored_merges(gguf: GgufVocabulary, vocabulary: Mapping[str, int]) -> list[
                 found.append((-score, id, not text.startswith(right), left, right))
     found.sort(key=lambda merge: merge[:3])
     return [(left, right) for *_, left, right in found]
+
+
+# -- BERT: the longest token at each place of a word -------------------------------------------------------------------
+
+
+_LONGEST_WORD = 256  # characters of a word; a longer one is unknown, because its tokens take quadratic time
+_CHINESE = (
+    r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}"
+    r"\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}"
+)
+
+
+def _word_pieces(gguf: GgufVocabulary) -> Json:
+    """Return the parts of a tokenizer like BERT's.
+
+    llama.cpp removes all marks, not only accents, and all but the first letter of a syllable in Hangul.
+    """
+    normalizers = [_replace({"Regex": r"[[\p{Cc}\p{Cf}\p{Co}\x{FFFD}]&&\S]"}, "")]
+    if gguf.strips_accents:
+        normalizers.append({"type": "NFD"})
+        normalizers.append(
+            _replace(
+                {"Regex": older(r"\p{M}") + r"|(?<=[\x{1100}-\x{1112}])[\x{1161}-\x{1175}][\x{11A8}-\x{11C2}]?"}, ""
+            )
+        )
+    if gguf.lowercase:
+        normalizers.append({"type": "Lowercase"})
+    unknown = gguf.special.get("unknown")
+    if unknown is None:
+        raise ConfigError(f"its vocabulary has no token for unknown words: {REMEDY}")
+    alone = Split(older(r"\p{P}") + rf"|[$+<=>^`|~{_CHINESE}]")
+    space = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": False}
+    return {
+        "normalizer": _sequence("normalizers", normalizers),
+        "pre_tokenizer": _sequence("pretokenizers", [*steps([Split(r"\s+", "Removed"), alone]), space]),
+        "decoder": _decoder(is_prefixed=True),
+        "model": {
+            "type": "WordPiece",
+            "unk_token": gguf.texts[unknown],
+            "continuing_subword_prefix": "",
+            "max_input_chars_per_word": _LONGEST_WORD,
+            "vocab": {text: id for id, text in enumerate(gguf.texts)},
+        },
+    }
+
+
+_BUILDERS = {"llama": _sentence_piece, "bert": _word_pieces}
 
 
 def _decoder(*, is_prefixed: bool) -> Json | None:

@@ -43,6 +43,8 @@ class GgufVocabulary(NamedTuple):
         adds_bos: whether a text begins with the BOS token.
         adds_eos: whether a text ends with the EOS token.
         adds_space: whether a text begins with a space if its tokenizer is SentencePiece's.
+        lowercase: whether texts are converted to lower case, if the tokenizer is BERT's.
+        strips_accents: whether accents are removed, if the tokenizer is BERT's.
         left_stripped: ids of tokens that take the spaces in front of them.
         right_stripped: ids of tokens that take the spaces after them.
     """
@@ -58,6 +60,8 @@ class GgufVocabulary(NamedTuple):
     adds_bos: bool
     adds_eos: bool
     adds_space: bool
+    lowercase: bool
+    strips_accents: bool
     left_stripped: Set[int]
     right_stripped: Set[int]
 
@@ -78,6 +82,7 @@ class GgufVocabulary(NamedTuple):
             special.pop("bos", None)
         kinds = _kinds(header, special)
         left, right = _stripped(values, words, kinds, texts)
+        lowercase = _flag(values, "normalizer.lowercase", model == "bert")
         is_gemma = words.newlines and words.spaces == "escaped"
         return cls(
             model=model,
@@ -91,6 +96,8 @@ class GgufVocabulary(NamedTuple):
             adds_bos=_flag(values, "add_bos_token", words.add_bos or model == "llama") or is_gemma,
             adds_eos=_flag(values, "add_eos_token", False),
             adds_space=model == "llama" and _flag(values, "add_space_prefix", True),
+            lowercase=lowercase,
+            strips_accents=_flag(values, "normalizer.strip_accents", lowercase),
             left_stripped=left,
             right_stripped=right,
         )
@@ -125,13 +132,13 @@ def _words(model: str, pre: str) -> Words:
             f"its tokenizer is of the kind {model!r} (tokenizer.ggml.model), which is not supported; supported: "
             f"{', '.join(MODELS)}: {REMEDY}"
         )
-    name = {"gpt2": pre, "gemma4": "gemma4"}.get(model, "")
-    if name not in WORDS:
+    name = {"gpt2": pre, "gemma4": "gemma4", "whitespace": "whitespace"}.get(model, "")
+    if name not in WORDS or (name == "whitespace" and model != name):
         raise ConfigError(f"its pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not supported: {REMEDY}")
     return WORDS[name]
 
 
-MODELS = ("gpt2", "llama", "gemma4")
+MODELS = ("gpt2", "llama", "gemma4", "bert", "whitespace")
 """Kinds of tokenizers that are supported, as in `tokenizer.ggml.model`."""
 
 

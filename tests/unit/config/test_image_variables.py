@@ -222,7 +222,7 @@ def flags_of(environ: dict[str, str]) -> str:
         (llama(CACHE_TYPE_K="q8_0", CACHE_TYPE_V="q8_0"), "--cache-type-k q8_0 --cache-type-v q8_0"),
         (llama(N_GPU_LAYERS="99", SPLIT_MODE="row"), "--n-gpu-layers 99 --split-mode row"),
         (llama(ROPE_SCALING="yarn", YARN_ORIG_CTX="4096"), "--rope-scaling yarn --yarn-orig-ctx 4096"),
-        (llama(SPEC_DRAFT_MODEL="/a b.gguf", SPEC_DRAFT_N_MAX="8"), "--spec-draft-model '/a b.gguf' --spec-draft-n-max 8"),
+        (llama(SPEC_DRAFT_MODEL="/a b.gguf"), "--spec-draft-model '/a b.gguf'"),
         (llama(LORA="/l.gguf", UBATCH_SIZE="64"), "--lora /l.gguf --ubatch-size 64"),
         (llama(MMPROJ="/p.gguf", IMAGE_MAX_TOKENS="70"), "--image-max-tokens 70 --mmproj /p.gguf"),
         (llama(SWA_FULL="", CPU_MOE="true", CHECK_TENSORS="false"), "--cpu-moe --swa-full"),
@@ -337,6 +337,40 @@ def test_each_flag_is_an_argument_that_the_engine_accepts() -> None:
     for name, line in lines.items():
         assert line.refused or line.idle, name
         assert line.answer == f"{line.otherwise}; the engine llamacpp passes it to llama-server"
+
+
+# -- SGLang's own server at option.base_url ----------------------------------------------------------------------------
+
+URL = {"OPTION_BASE_URL": "http://127.0.0.1:30000/v1"}
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (sglang(TP="2", DP="2", PORT="30000", SPECULATIVE_ALGORITHM="EAGLE", NNODES="2", DTYPE="half"), {}),
+        (sglang(MODEL_PATH="a/b", CONTEXT_LENGTH="32k"), {"model_id": "a/b", "max_model_len": 32_000}),
+        (sglang(TOOL_CALL_PARSER="qwen25", SERVED_MODEL_NAME="x"), {"tool_call_parser": "hermes"}),
+        (sglang(PREFERRED_SAMPLING_PARAMS='{"top_k": 5}'), {"override_generation_config": {"top_k": 5}}),
+    ],
+)
+def test_a_server_by_url_has_its_own_flags(environ: dict[str, str], wanted: dict[str, Any]) -> None:
+    config = read({**URL, **environ}).checked()
+    kind = config.engine_options["base_url_kind"]
+    assert (config.engine, kind, config.openai_compat, config.replicas) == ("openai", "sglang", True, "1")
+    assert {name: getattr(config, name) for name in wanted} == wanted
+    told = "\n".join(config.warnings)
+    for name in environ:
+        idle = f"{name} has no effect here: the server at option.base_url has its own flags"
+        assert (idle in told) is VARIABLES_OF["aws-sglang"][name].of_server
+
+
+def test_a_server_by_url_is_of_the_kind_that_the_options_say() -> None:
+    assert read({**sglang(TP="2"), "OPTION_BASE_URL": "grpc://127.0.0.1:1"}).engine == "grpc"
+    config = read({**URL, **sglang(TP="2"), "OPTION_BASE_URL_KIND": "auto"}).checked()
+    assert (config.engine, config.engine_options["base_url_kind"]) == ("openai", "auto")
+    config = read({**sglang(TP="2"), "OPTION_LLM_ENGINE": "openai"}, "option.base_url=http://h:1").checked()
+    assert (config.tensor_parallel_degree, config.engine_options["base_url_kind"]) == ("1", "auto")
+    assert read({**URL, **sglang(TP="2"), "OPTION_LLM_ENGINE": "echo"}).config.tensor_parallel_degree == "2"
 
 
 # -- the model of llama.cpp's image ------------------------------------------------------------------------------------

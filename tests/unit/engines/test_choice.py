@@ -13,10 +13,11 @@ from gguf import GGMLQuantizationType as Kind
 from handler.cli import main
 from handler.config.gguf import TYPES, Header
 from handler.config.loader import read_config
+from handler.config.model_files import find_task
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines import choice, downloads
-from handler.serving.engine import read_local, read_sources
+from handler.serving.engine import read_local, read_sources, served_task
 from tests.checkpoints.small_gguf import write_small
 from tests.doubles.downloads import serve_bucket, serve_hub
 from tests.one_test import in_one_test
@@ -178,6 +179,36 @@ def test_openvino_reads_one_file_for_text_generation(tmp_path: Path, task: Task,
     values |= {b"general.architecture": b"llama", b"split.count": num_parts}
     reasons = choice.reasons_of(Header(values, [([32, 32], 8)]), task)
     assert reasons == {"openvino": wanted, "llamacpp": ""}
+
+
+POOLINGS = [
+    ("llama", None, ("text-generation", "openvino")),
+    ("llama", 0, ("text-generation", "openvino")),
+    ("llama", 3, ("text-embedding", "llamacpp")),
+    ("qwen3", 4, ("rerank", "llamacpp")),
+    ("bert", None, ("text-embedding", "llamacpp")),
+    ("bert", 4, ("rerank", "llamacpp")),
+]
+
+
+@pytest.mark.usefixtures("llama_server")
+@in_one_test(("architecture", "pooling", "wanted"), POOLINGS)
+def test_the_header_says_what_a_model_computes(
+    tmp_path: Path, architecture: str, pooling: int | None, wanted: tuple[str, str]
+) -> None:
+    first = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
+    write_small(tmp_path / "a.gguf", Kind.Q8_0, architecture, first=first)
+    for model in (tmp_path, tmp_path / "a.gguf"):
+        reading = read_local(str(model))
+        assert (served_task(reading.config, reading.engine, str(model)), reading.engine) == wanted
+    config = read_local(str(tmp_path), overrides=["option.task=text-generation"]).config
+    assert served_task(config, "llamacpp", str(tmp_path)) is Task.GENERATION
+
+
+def test_a_checkpoint_with_a_gguf_file_beside_it_is_what_its_configuration_says(tmp_path: Path) -> None:
+    write_small(tmp_path / "a.gguf", Kind.Q8_0, first={"llama.pooling_type": 3})
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert find_task("auto", tmp_path) is Task.GENERATION
 
 
 def test_llama_cpp_does_not_read_types_that_it_does_not_know() -> None:

@@ -103,7 +103,7 @@ _RESPONSES: Values = {
     "text": ({"format": {"type": "json_schema", "name": "f", "schema": SCHEMA}}, {}),
     "tool_choice": ("required", {"tools": [_FLAT]}),
     "tools": ([_FLAT], {}),
-    "top_logprobs": (2, {"include": ["message.output_text.logprobs"]}),
+    "top_logprobs": (2, {}),
     "truncation": ("auto", {}),
 }  # fmt: skip
 _ANTHROPIC_TOOL = {"name": "f", "input_schema": SCHEMA}

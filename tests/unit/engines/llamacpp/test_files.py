@@ -129,3 +129,65 @@ def test_a_list_that_is_longer_than_any_vocabulary_is_not_read(tmp_path: Path) -
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="a list in its header has 1,073,741,824 items"):
         model_directory(path)
+
+
+def test_a_chat_begins_with_the_token_that_llama_cpp_adds(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    chat = [{"role": "user", "content": "a"}]
+    for given in (template, "{{ bos_token }}" + template, "<s>" + template):
+        directory = made(tmp_path, sentence_piece(**{"tokenizer.chat_template": given}))
+        prompt = load_tokenizer(EngineConfig(model=directory)).encode_chat(chat)
+        assert prompt.text == "<s>a"
+        assert next(iter(prompt.ids)) == 1
+        (tmp_path / "model.gguf").unlink()
+    directory = made(tmp_path, sentence_piece(add_bos_token=False, **{"tokenizer.chat_template": template}))
+    assert load_tokenizer(EngineConfig(model=directory)).encode_chat(chat).text == "a"
+
+
+def test_a_template_for_tools_is_kept_beside_the_default(tmp_path: Path) -> None:
+    values = byte_level(**{"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with {{ tools }}"})
+    tokenizer = load_tokenizer(EngineConfig(model=made(tmp_path, values)))
+    chat = [{"role": "user", "content": "a"}]
+    assert tokenizer.encode_chat(chat).text == "plain"
+    assert tokenizer.encode_chat(chat, [{"type": "function"}]).text.startswith("with [")
+
+
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁he", "llo", "▁", "w", "▁.", "▁中", "▁e"]
+
+
+def word_piece(**more: Any) -> dict[str, Any]:
+    kinds = [3, 3, 3, 3, *[1] * (len(WORD_PIECES) - 4)]
+    ids = {"unknown_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3, "padding_token_id": 0}
+    return {"model": "bert", "tokens": WORD_PIECES, "token_type": kinds, **ids, **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("HELLO hello.", "▁he llo ▁he llo ▁."),
+        ("hello, w", "▁he llo [UNK] ▁ w"),
+        ("é中e", "▁e ▁中 ▁e"),
+        ("he[SEP]he\u200bllo", "▁he [SEP] ▁he llo"),
+        ("hellox", "[UNK]"),
+    ],
+)
+def test_word_pieces(tmp_path: Path, text: str, expected: str) -> None:
+    directory = made(tmp_path, word_piece())
+    assert tokens(directory, text) == expected.split()
+    assert tokens(directory, text, special=True) == ["[CLS]", *expected.split(), "[SEP]"]
+
+
+def test_word_pieces_may_keep_case_and_accents(tmp_path: Path) -> None:
+    directory = made(tmp_path, word_piece(**{"tokenizer.ggml.normalizer.lowercase": False}))
+    assert tokens(directory, "HELLO he é") == ["[UNK]", "▁he", "[UNK]"]
+
+
+def test_the_directory_is_made_once_and_may_lie_beside_the_file(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "model.gguf", byte_level())
+    first = model_directory(path)
+    (first / "tokenizer.json").write_text("changed")
+    assert model_directory(path) == first
+    assert (first / "tokenizer.json").read_text() == "changed"
+    beside = tmp_path / "converted" / first.name
+    beside.mkdir(parents=True)
+    assert model_directory(path) == beside
