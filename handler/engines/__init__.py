@@ -128,8 +128,11 @@ def capabilities(name: str, config: EngineConfig) -> Capabilities:
     return able if config.task is Task.GENERATION else replace(able, no_adapters=NO_POOLED_LORA)
 
 
-def checks_structured_output(name: str) -> bool:
-    return hasattr(_module(name), "structured_output_check")
+def checks_structured_output(name: str, config: EngineConfig) -> bool:
+    """Return whether clients' schemas and grammars are checked before the engine gets them."""
+    engine = _module(name)
+    decides = getattr(engine, "checks_structured_output", None)
+    return hasattr(engine, "structured_output_check") and (decides is None or decides(config))
 
 
 def structured_output_check(name: str, config: EngineConfig) -> StructuredOutputCheck:

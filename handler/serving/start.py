@@ -199,7 +199,7 @@ def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredO
     """
     if (
         spec.config.task is not Task.GENERATION
-        or not engines.checks_structured_output(spec.engine)
+        or not engines.checks_structured_output(spec.engine, spec.config)
         or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
     ):
         return None

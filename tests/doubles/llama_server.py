@@ -65,12 +65,24 @@ class Refusal(Exception):
         self.error: dict[str, Any] = {"code": code, "message": message, "type": kind}
 
 
+Scales = tuple[float, ...]
+
+
 @dataclass
 class Slot:
-    """A slot; `tokens` are in its KV cache, also after its request."""
+    """A slot; `tokens` are in its KV cache, also after its request.
+
+    Attributes:
+        lora: scales of the last request.
+        computed_by: scales with which the tokens were computed.
+        number: how many requests the server had begun before this one.
+    """
 
     id: int
     tokens: list[int] = field(default_factory=list)
+    lora: Scales = ()
+    computed_by: Scales = ()
+    number: int = 0
     is_processing: bool = False
     error: Refusal | None = None
 
@@ -85,18 +97,21 @@ class LlamaServer:
         key: API key, if it has one.
         is_loading: it answers 503, but to no key.
         pace: seconds that a token takes.
-        received: bodies of /completion.
+            prompt_pace: seconds that 512 tokens of a long prompt take.
+            path: its file.
+            received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
         lacks: fields that its /props lacks, as an older server's.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
-        encode: its tokenizer, which a server with images needs.
+        encode: its tokenizer.
         begin: ids that it adds to the beginning of a text.
         marker: stands for an image in a prompt; "": it has no projector.
         eog: ids that end an answer.
         pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
         batch: tokens of a text to pool.
         dimensions: numbers of an embedding.
+        adapters: paths of its LoRA adapters, with the scales of its start; its memory of prompts ignores them.
     """
 
     def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:
@@ -109,7 +124,9 @@ class LlamaServer:
         self.key = ""
         self.is_loading = False
         self.pace = 0.0
+        self.prompt_pace = 0.0
         self.name = "tiny.gguf"
+        self.path = "/models/tiny.gguf"
         self.owner = "llamacpp"
         self.received: list[dict[str, Any]] = []
         self.asked: Counter[str] = Counter()
@@ -117,10 +134,13 @@ class LlamaServer:
         self.lacks: frozenset[str] = frozenset()
         self.left = threading.Semaphore(0)
         self.ruled = True
+        self.pooling, self.batch, self.dimensions = "", 512, 4
         self.encode: Callable[[str], list[int]] = lambda text: []
         self.begin: list[int] = []
         self.marker = ""
-        self.pooling, self.batch, self.dimensions = "", 512, 4
+        self.adapters: list[tuple[str, float]] = []
+        self._memory: list[tuple[list[int], Scales]] = []  # earlier prompts
+        self._num_begun = 0
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._freed = asyncio.Condition()
@@ -190,6 +210,12 @@ class LlamaServer:
             case "POST", "/tokenize":
                 asked = json.loads(body)
                 return await _write(writer, 200, {"tokens": self._tokens(asked["content"], asked["add_special"])})
+            case "POST", "/detokenize":
+                return await _write(writer, 200, {"content": self._text(json.loads(body)["tokens"])})
+            case "GET", "/lora-adapters":
+                more = {"task_name": "", "prompt_prefix": ""}
+                entries = [{"id": id, "path": path, "scale": scale} for id, (path, scale) in enumerate(self.adapters)]
+                return await _write(writer, 200, [entry | more for entry in entries])
             case "POST", "/completion" | "/completions":
                 return await self._complete(json.loads(body), reader, writer)
             case "POST", "/embedding" | "/embeddings":
@@ -208,7 +234,7 @@ class LlamaServer:
             "default_generation_settings": {"params": {}, "n_ctx": self.context},
             "total_slots": len(self.slots),
             "model_alias": self.name,
-            "model_path": f"/models/{self.name}",
+            "model_path": self.path,
             "modalities": {"vision": bool(self.marker), "video": False, "audio": False},
             "media_marker": self.marker or "<__media_unused__>",
             "bos_token": self.pieces[self.begin[0]].decode() if self.begin else "",
@@ -222,6 +248,14 @@ class LlamaServer:
         parts = content if isinstance(content, list) else [content]
         ids = [id for part in parts for id in (self.encode(part) if isinstance(part, str) else [part])]
         return [*self.begin, *ids] if add_special else ids
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """The text of ids. An id outside the vocabulary is an error of the server, as in the original."""
+        if not all(0 <= id < len(self.pieces) for id in ids):
+            size = len(self.pieces)
+            words = f"vector::_M_range_check: __n (which is {max(ids)}) >= this->size() (which is {size})"
+            raise Refusal(words, "server_error", 500)
+        return b"".join(self.pieces[id] for id in ids).decode(errors="replace")
 
     def _with_images(self, prompt_string: str, multimodal_data: Sequence[str]) -> list[int]:
         if not self.marker:
@@ -353,8 +387,36 @@ class LlamaServer:
             slot = max(
                 (slot for slot in self.slots if not slot.is_processing), key=lambda slot: _common(slot.tokens, prompt)
             )
-            slot.is_processing, slot.error = True, None
+            slot.is_processing, slot.error, slot.number = True, None, self._num_begun
+            self._num_begun += 1
             return slot
+
+    def launch(self, slot: Slot, body: dict[str, Any]) -> bool:
+        """Prepare a slot for a request. Return whether its cached tokens were computed with other adapters."""
+        if not self.adapters:
+            slot.lora = ()
+            return False
+        prompt = body["prompt"]
+        if slot.tokens and _common(slot.tokens, prompt) < len(slot.tokens) / 2:
+            self._memory.append((slot.tokens, slot.computed_by))
+            best = max(self._memory, key=lambda known: _common(known[0], prompt))
+            if _common(best[0], prompt) > _common(slot.tokens, prompt):
+                slot.tokens, slot.computed_by = best
+        scales = tuple(scale for _, scale in self.adapters)
+        if asked := {entry["id"]: entry["scale"] for entry in body.get("lora") or ()}:
+            scales = tuple(float(asked.get(id, 0)) for id in range(len(self.adapters)))
+            if scales != slot.lora:
+                slot.tokens = []
+        slot.lora = scales
+        is_reused = bool(body.get("cache_prompt", True) and _common(slot.tokens, prompt))
+        is_mixed = is_reused and slot.computed_by != scales
+        slot.computed_by = scales
+        return is_mixed
+
+    def waits(self, slot: Slot) -> bool:
+        """Whether a request waits for another one with other adapters, which began earlier."""
+        others = [other for other in self.slots if other.is_processing and other.number < slot.number]
+        return any(other.lora != slot.lora for other in others)
 
     async def _generate(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         slot = await self._slot(body["prompt"])
@@ -396,6 +458,9 @@ class _Run:
 
     def __init__(self, server: LlamaServer, slot: Slot, body: dict[str, Any]) -> None:
         self.server, self.slot, self.body = server, slot, body
+        is_mixed = server.launch(slot, body)
+        applied = [(path, scale) for (path, _), scale in zip(server.adapters, slot.lora, strict=True) if scale]
+        self._salt = repr(applied) + "mixed" * is_mixed if is_mixed or applied else ""
         self.num_cached = _common(slot.tokens, body["prompt"]) if body.get("cache_prompt", True) else 0
         self.num_cached = min(self.num_cached, len(body["prompt"]) - 1)
         self.last: dict[str, Any] = {}
@@ -410,8 +475,14 @@ class _Run:
     async def events(self) -> Any:
         server, body = self.server, self.body
         most = body.get("n_predict", -1)
+        if body.get("stream") and body.get("return_progress"):
+            for _ in range(0, len(body["prompt"]), 512):
+                await asyncio.sleep(server.prompt_pace)
+                yield {**self._partial(-1, {}), "prompt_progress": {"total": len(body["prompt"])}}
         while True:
             await asyncio.sleep(server.pace)
+            while server.waits(self.slot):
+                await asyncio.sleep(0.001)
             if sum(len(slot.tokens) for slot in server.slots if slot.is_processing) >= server.pool:
                 server.fail_all("Context size has been exceeded.")
             if self.slot.error is not None:
@@ -474,7 +545,7 @@ class _Run:
 
     def _sample(self) -> tuple[int, dict[str, Any]]:
         ids = [*self.body["prompt"], *self._ids]
-        raw = self.server.model.logits(ids)
+        raw = self.server.model.logits(ids, self._salt)
         biased = raw.copy()
         for id, bias in self.body.get("logit_bias", ()):
             if 0 <= id < len(raw):
@@ -562,16 +633,17 @@ class Model:
         self._pieces = pieces
         self._continues = 8 * numpy.array([b"\x80" <= piece[:1] < b"\xc0" for piece in pieces])
         self._begins = 4 * numpy.array([piece[-1:] >= b"\xc0" for piece in pieces])
-        self._known: dict[tuple[int, ...], Any] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Any] = {}
 
-    def logits(self, ids: Sequence[int]) -> Any:
+    def logits(self, ids: Sequence[int], salt: str = "") -> Any:
+        """Return the logits of the model, or of the model with the adapters that `salt` describes."""
         last = (*(id for id in ids if id >= IMAGE), *ids[-4:])
-        if last not in self._known:
-            self._known[last] = self._logits(last)
-        return self._known[last]
+        if (salt, last) not in self._known:
+            self._known[salt, last] = self._logits(last, salt)
+        return self._known[salt, last]
 
-    def _logits(self, last: tuple[int, ...]) -> Any:
-        draw = numpy.random.default_rng(zlib.crc32(repr(last).encode()))
+    def _logits(self, last: tuple[int, ...], salt: str) -> Any:
+        draw = numpy.random.default_rng(zlib.crc32(f"{last}{salt}".encode()))
         values = draw.uniform(0, 6, len(self._pieces))
         if cut_off(b"".join(self._pieces[id] for id in last if id < IMAGE)):
             values += self._continues * (draw.random() < 0.95)  # seldom leaves a character incomplete

@@ -112,6 +112,8 @@ class SglangServer:
         info: more fields of /model_info and /server_info.
         pace: seconds between two tokens.
         disconnect_seconds: after which a closed connection ends its request.
+        dimensions: of its embeddings with --is-embedding; 0 without it.
+        normalizes: whether its model's pooler normalizes embeddings.
         certain: whether its model is certain of each token, so that sampling changes nothing.
         loaded: whether its tokens may overtake what it writes. Versions before 0.5.10 then lose some.
         hangs: whether it answers no further request.
@@ -140,6 +142,7 @@ class SglangServer:
         self.truncates = False
         self.name = "served"
         self.adapters = {"german": 100}
+        self.dimensions, self.normalizes = 0, True
         self.pace = 0.0
         self.disconnect_seconds = 2.0
         self.certain = self.hangs = self.loaded = False
@@ -197,6 +200,9 @@ class SglangServer:
             self.aborted.append(received.body["rid"])
             self._abort(received.body["rid"])
             return self._write(writer, 200, None)
+        if path == "/encode":
+            self.received.append(received)
+            return await self._encode(received.body, writer)
         if path == "/generate":
             return await self._generate(received, reader, writer)
         return self._write(writer, 404, {"detail": "Not Found"})
@@ -218,7 +224,7 @@ class SglangServer:
 
     def _model_info(self) -> dict[str, Any]:
         preferred = json.dumps(self.preferred) if self.number < (0, 5, 6) else self.preferred
-        info = {"model_path": "/models/tiny", "tokenizer_path": "/models/tiny", "is_generation": True}
+        info = {"model_path": "/models/tiny", "tokenizer_path": "/models/tiny", "is_generation": not self.dimensions}
         return {**info, "preferred_sampling_params": preferred or None, **self.info}
 
     def _server_info(self) -> dict[str, Any]:
@@ -232,6 +238,33 @@ class SglangServer:
     def most(self) -> int:
         """Of managers/tp_worker.py: max_req_len."""
         return min(self.context, self.pool) - 1
+
+    # -- /encode ---------------------------------------------------------------------------------------------------
+
+    async def _encode(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        """Of encode_request: errors of the tokenizer manager have the status 400."""
+        if self.scripts:
+            writer.write(b"".join(self.scripts.pop(0)))
+            return False
+        ids = body.get("input_ids")
+        if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+            return self._write(writer, 422, {"detail": "input_ids"})
+        if not self.dimensions:
+            words = "This model does not appear to be an embedding model by default. Please add `--is-embedding`"
+            return self._write(writer, 400, {"error": {"message": words}})
+        if len(ids) >= self.context and not self.truncates:
+            words = f"The input ({len(ids)} tokens) is longer than the model's context length ({self.context} tokens)."
+            return self._write(writer, 400, {"error": {"message": words}})
+        await asyncio.sleep(self.pace)
+        ids = ids[: self.most - 5]
+        meta = {"id": body.get("rid") or "x", "finish_reason": {"type": "length"}, "prompt_tokens": len(ids)}
+        return self._write(writer, 200, {"embedding": self.embedding(ids), "meta_info": meta})
+
+    def embedding(self, ids: Sequence[int]) -> list[float]:
+        """The embedding of a text."""
+        values = [float(sum(ids[at % len(ids) :]) + at + 1) for at in range(self.dimensions)]
+        length = sum(value * value for value in values) ** 0.5 if self.normalizes else 1.0
+        return [value / length for value in values]
 
     # -- /generate -------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Tokens(NamedTuple):
         truncated: whether it ended because the context is full.
         num_cached: number of prompt tokens that were in the cache; 0 if unknown.
         num_prompt: number of prompt tokens; 0 if unknown.
+        is_progress: whether the event only reports that a part of the prompt has been computed.
     """
 
     ids: Sequence[int]
@@ -38,6 +40,7 @@ class Tokens(NamedTuple):
     truncated: bool = False
     num_cached: int = 0
     num_prompt: int = 0
+    is_progress: bool = False
 
 
 class LlamaCall(ResponseCheck):
@@ -57,6 +60,7 @@ class LlamaCall(ResponseCheck):
         self._ends = frozenset(self._sampling.stop_token_ids)
         self._context = context
         self._prompt = list(request.ids)
+        self.adapter = request.adapter
         self._goes_on = request.goes_on
         self._ids: list[int] = []
         self._num_legs = 0
@@ -199,10 +203,21 @@ class LlamaCall(ResponseCheck):
 def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
     """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
 
-    It omits tokens after which the text is incomplete, even if the response is not a stream.
+    It omits tokens after which the text is incomplete, even if the response is not a stream. These may include special
+    tokens, because they have no text.
+
+    Raises:
+        Failed: the log-probabilities cannot be read.
     """
-    scores = iter(tokens.scores)
-    return [None if omitted else next(scores, None) for omitted in pieces.incomplete(tokens.ids)]
+    scores = deque(tokens.scores)
+    result: list[Mapping[str, Any] | None] = []
+    try:
+        for id, omitted in zip(tokens.ids, pieces.incomplete(tokens.ids), strict=True):
+            is_reported = bool(scores) and not omitted and scores[0]["id"] == id
+            result.append(scores.popleft() if is_reported else None)
+    except (KeyError, TypeError) as error:
+        raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
+    return result
 
 
 def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None:
@@ -243,11 +258,11 @@ def read_completion(data: bytes) -> Tokens:
         value = orjson.loads(data)
         if "error" in value:
             raise event_error(data)
-        ended = value.get("stop") is True
+        ended, is_progress = value.get("stop") is True, bool(value.get("prompt_progress"))
         timings = value.get("timings") or {}
         cached, num_prompt = timings.get("cache_n"), value.get("tokens_evaluated")
         return Tokens(
-            value.get("tokens") or [],
+            [] if is_progress else value.get("tokens") or [],  # a report of progress has an invalid id
             value.get("completion_probabilities") or [],
             value.get("content") or "",
             value["tokens_predicted"],
@@ -255,6 +270,7 @@ def read_completion(data: bytes) -> Tokens:
             bool(value.get("truncated")),
             cached if ended and type(cached) is int and cached > 0 else 0,
             num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
+            is_progress,
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

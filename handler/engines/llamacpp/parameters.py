@@ -6,20 +6,26 @@ samplers) and common/json-schema.cpp (keywords of a schema).
 
 from __future__ import annotations
 
+import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.errors import ConfigError, Problem
 from handler.core.media import MEDIA
-from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import Capabilities, Rule, arguments, drawn_or, unless_neutral
+from handler.core.values import Sampling, StructuredOutput, Task
+from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, drawn_or, unless_neutral
+from handler.engines.llamacpp.gbnf import read
+from handler.engines.llamacpp.schema import schema_grammar
 from handler.engines.structured_output.characters import choice_of
 from handler.engines.structured_output.regex import regex_grammar
 
 _ALLOWED = 1000.0
 """Added to the logits of the only tokens that are allowed. It exceeds all differences between logits by far, and is
 small enough for 32-bit floats to keep the differences between the allowed tokens to 1e-4."""
+
+_LONG_PROMPT = 1024
+"""Number of tokens from which llama-server reports the progress of a prompt. Otherwise, it is silent meanwhile."""
 
 _RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
@@ -95,7 +101,8 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     if sampling.allowed_token_ids and sampling.repetition_penalty != 1.0:
         raise ValueError("allowed_token_ids cannot be combined with repetition_penalty on llama-server")
     beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
-    return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
+    progress = {"return_progress": True} if len(leg.prompt) >= _LONG_PROMPT else {}
+    return {**_FIXED, **beside, **progress, **arguments(_TABLE, sampling, leg)}
 
 
 def scores(prompt: Sequence[int], count: int) -> dict[str, Any]:
@@ -151,16 +158,17 @@ def _logprobs(sampling: Sampling, leg: Leg) -> dict[str, Any]:
     return {"n_probs": max(sampling.top_logprobs, 1) if scored else 0}
 
 
-def _rule(sampling: Sampling, leg: Leg) -> dict[str, Any]:
+def _rule(sampling: Sampling, leg: Leg) -> Mapping[str, Any]:
     rule = sampling.structured_output
     return {} if rule is None else grammar(rule)
 
 
-def grammar(rule: StructuredOutput) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)
+def grammar(rule: StructuredOutput) -> Mapping[str, Any]:
     """Return the field for structured output: a JSON schema, or a grammar in GBNF.
 
     Raises:
-        ValueError: llama-server does not support the schema or regular expression.
+        ValueError: llama-server does not support the schema, regular expression or grammar.
     """
     match rule.kind:
         case "json_object":
@@ -168,7 +176,8 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
         case "json_schema":
             schema = json.loads(rule.value)
             check_schema(schema)
-            return {"json_schema": schema}
+            written = schema_grammar(schema)
+            return {"json_schema": schema} if written.is_native else _gbnf(written.text)
         case "regex":
             return _gbnf(f"root ::= {regex_grammar(rule.value)}")
         case "choice":
@@ -178,26 +187,8 @@ def grammar(rule: StructuredOutput) -> dict[str, Any]:
     raise ValueError(f"llama-server does not support structured output of the kind {rule.kind}")
 
 
-_MAX_CHARACTERS = 1 << 16
-_MAX_NESTED = 200
-_TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*', re.DOTALL)
-"""A literal, a class of characters or a comment."""
-
-
 def _gbnf(text: str) -> dict[str, Any]:
-    """Return the field for a grammar.
-
-    Raises:
-        ValueError: the grammar is large or nested. llama-server parses groups by recursion, so that about 20,000
-            brackets crash it, together with all of its requests.
-    """
-    if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"a grammar for llama-server must not exceed {_MAX_CHARACTERS:,} characters")
-    depth = 0
-    for bracket in re.findall(r"[()]", _TERMINAL.sub("", text)):
-        depth += 1 if bracket == "(" else -1
-        if depth > _MAX_NESTED:
-            raise ValueError(f"a grammar for llama-server must not have more than {_MAX_NESTED} nested groups")
+    read(text)  # refuses what would crash llama-server, or what it would refuse without a reason
     return {"grammar": text}
 
 
@@ -223,6 +214,19 @@ CAPABILITIES = Capabilities(
     no_adapters="adapters are loaded by the server at option.base_url",
     no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
 )
+
+
+def check_pooling(config: EngineConfig) -> None:
+    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
+    if config.task is Task.CLASSIFICATION:
+        key = f"option.task={config.options.task}"
+        message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
+        raise ConfigError(Problem("", "option.task", message))
+    if config.task is not Task.GENERATION and config.options.pooling != "auto":
+        key = f"option.pooling={config.options.pooling}"
+        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
+        raise ConfigError(Problem("", "option.pooling", message))
+
 
 _IGNORED = frozenset((
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",

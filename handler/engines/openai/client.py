@@ -124,17 +124,19 @@ class HttpClient:
         except ValueError as error:
             raise Failed("does not report its settings", f"its {urls[-1]} cannot be read: {error!r}") from None
 
-    async def get(self, url: str, *, may_miss: bool = False) -> bytes:
+    async def get(self, url: str, *, may_miss: bool = False, waits: bool = False) -> bytes:
         """Return the body of a description, such as a list of models.
 
         Args:
             may_miss: whether to return b"" if the server does not have this address.
+            waits: whether the response may take as long as a step of the server.
 
         Raises:
             Failed: the server does not return it.
         """
         with self._translated():
-            async with self._session.get(url, timeout=self._models_timeout, allow_redirects=False) as response:
+            timeout = None if waits else self._models_timeout
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 data = await _body(response.content)
                 if response.status == 404 and may_miss:
                     return b""

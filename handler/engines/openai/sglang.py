@@ -32,6 +32,7 @@ from handler.engines.remote.servers import Failed, Part, Refused, score
 from handler.engines.remote.sglang import DRAWN, GREEDY, TABLE, guide, misses_stops
 
 NO_MEDIA = dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens")
+_NO_MEDIA = dict.fromkeys(MEDIA, "SGLang tokenizes a prompt with media again, and this handler sends it only tokens")
 
 _REASONS = {
     "num_beams": "beam search cannot be streamed",
@@ -66,7 +67,7 @@ SGLANG = Capabilities(
     frozenset({*_PARAMETERS, *_DRAWN, *_OF_THE_REQUEST}),
     _REASONS,
     no_adapters="adapters are loaded by the server at option.base_url",
-    no_media=NO_MEDIA,
+    no_media=_NO_MEDIA,
     structural_tags=JSON_TAGS,
     labels=True,
 )
@@ -116,15 +117,22 @@ class SglangServer(NamedTuple):
     max_tokens: int | None = None
 
     @classmethod
-    def read(cls, model: Any, server: Any) -> SglangServer:
+    def read(cls, model: Any, server: Any, *, generates: bool = True) -> SglangServer:
         """Read the responses of /model_info and /server_info. Older versions lack some of the fields.
 
+        Args:
+            generates: whether the model should generate text, and not compute embeddings.
+
         Raises:
-            Failed: the server does not generate text by itself, or its responses cannot be read.
+            Failed: the model is of the other kind, the server does not compute by itself, or its responses cannot be
+                read.
         """
         try:
-            if not model["is_generation"]:
-                raise Failed("does not generate text", "its model computes embeddings", lasts=True)
+            if generates and not model["is_generation"]:
+                detail = "its model computes embeddings: set option.task=text-embedding"
+                raise Failed("does not generate text", detail, lasts=True)
+            if model["is_generation"] and not generates:
+                raise Failed("does not compute embeddings", "start it with --is-embedding", lasts=True)
             mode = server.get("disaggregation_mode") or "null"
             if mode != "null":
                 detail = f"it was started with --disaggregation-mode {str(mode)[:20]}: set the address of its router"

@@ -638,6 +638,20 @@ def test_log_probabilities_of_other_tokens_are_not_taken(server: LlamaServer) ->
             assert result == failed(error=f"the llamacpp server {UNREADABLE}"), wrong
 
 
+def test_a_long_prompt_is_not_silence_while_it_is_computed(server: LlamaServer, model: Path) -> None:
+    server.prompt_pace = 0.4
+    with engine(model, server, timeout=1.0) as found:
+        result = ask(found, prompt=[10 + number % 900 for number in range(2000)])
+    assert result.error is None
+    assert len(result.ids) == 24
+
+
+def test_a_long_prompt_has_the_servers_own_answer(both: Both) -> None:
+    prompt = [10 + 71 * number % (len(both.server.pieces) - 20) for number in range(1500)]
+    with engine(both.model, both.server) as found:
+        assert ask(found, prompt=prompt).ids == own(both.server, prompt)["tokens"]
+
+
 def test_a_silent_server_fails_the_request(server: LlamaServer) -> None:
     server.scripts = [(HEAD, FIVE, HANG)]
     with engine(None, server, timeout=0.5) as found:

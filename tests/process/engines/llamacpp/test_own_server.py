@@ -262,6 +262,20 @@ def test_lines_of_the_log_are_short_and_without_keys(
     assert max(map(len, lines)) < 1100
 
 
+def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
+    for log in (quiet, verbose):
+        log.is_loaded = True
+        for line in ("W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"):
+            log.read(line)
+        assert log.error == "srv send: broken"
+    assert capsys.readouterr().err.splitlines() == [
+        *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
+        *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
+        *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
+    ]
+
+
 @pytest.mark.usefixtures("alone")
 def test_two_servers_of_one_file_do_not_meet(model: Path, program: str) -> None:
     found = [child.start(config(model, program)) for _ in range(2)]

@@ -1,0 +1,44 @@
+"""Checks a client's schema or grammar before llama-server gets it. Runs in the sandbox (`engines.process.sandbox`)."""
+
+from __future__ import annotations
+
+import json
+
+from handler.core.values import StructuredOutput
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.files import load_tokenizer
+from handler.engines.llamacpp.gbnf import read
+from handler.engines.llamacpp.parameters import grammar
+from handler.engines.llamacpp.schema import schema_grammar
+from handler.engines.llamacpp.stacks import Sample, Stacks, Trial
+
+_SIZE = 150_000  # tokens of an unknown vocabulary
+_TEXTS = [
+    chr(code) * length + last
+    for code in range(0x20, 0x7F)
+    for length in (1, 2, 4, 8)
+    for last in ("", " ", ".", '"', "A")
+]
+"""Texts that stand for the tokens of an unknown vocabulary."""
+
+
+class LlamaCheck:
+    """A check that estimates how long llama.cpp would need for a token of the response; see `StructuredOutputCheck`.
+
+    Args:
+        config: configuration of the engine, with the model's tokenizer.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        vocabulary = load_tokenizer(config).vocabulary if config.model is not None else None
+        self._sample = Sample(vocabulary.texts) if vocabulary is not None else Sample(_TEXTS, _SIZE)
+
+    def __call__(self, structured_output: StructuredOutput) -> None:
+        """Check a schema or grammar.
+
+        Raises:
+            ValueError: llama-server does not support it, or would take too long.
+        """
+        field = grammar(structured_output)
+        text = field.get("grammar") or schema_grammar(json.loads(structured_output.value)).text
+        Trial(Stacks(read(text)), self._sample).check()

@@ -1,0 +1,147 @@
+"""An engine for embeddings of SGLang's servers, started with --is-embedding. It sends token ids to /encode.
+
+Sources: SGLang 0.5.23 (sglang/srt/entrypoints/http_server.py, managers/tokenizer_manager.py, layers/pooler.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import orjson
+
+from handler.core.errors import ConfigError
+from handler.core.values import Extras, Finish, Pooling
+from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
+from handler.engines.openai.answer import shortened
+from handler.engines.openai.client import HttpClient, has_tls, suitable
+from handler.engines.openai.sglang import SglangServer, native
+from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model, score
+
+_MODES = ("cls", "last")
+"""Pooling modes of SGLang's models. The class of the model decides, whatever its files say."""
+_ANY_ID = 0  # every vocabulary contains it
+_ROUNDING = 1e-2  # by which the length of a normalized embedding may differ from 1, in 16-bit floats
+
+
+class EmbeddingModel(NamedTuple):
+    """A server's model. `max_tokens` is None if not reported."""
+
+    name: str
+    max_tokens: int | None
+    dimensions: int
+    normalizes: bool
+
+
+class EmbedCall(NamedTuple):
+    """A text to embed. The embedding arrives in one response."""
+
+    ids: Sequence[int]
+    pooling: Pooling
+    begun: bool = False
+
+
+class SglangPooling(RemoteEngine[EmbedCall]):
+    """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
+
+    The server pools. The engine truncates an embedding to the requested dimensions, and normalizes it if the model's
+    files or the request specify this.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        options = config.engine_options
+        urls = options["base_url"]
+        super().__init__("sglang", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
+        self._files: PoolingFiles = read_pooling(config.model_path)
+        if self._files.mode not in _MODES:
+            raise ConfigError(f"the model's files specify {self._files.mode} pooling, which SGLang does not support")
+        self._wanted: str | None = options.get("base_url_model") or None
+        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            description = repr(self._wanted) if self._wanted else "a model"
+            self._model, failed = self.complete(find_model(urls, self._model_at, _fit, description))
+            self.begin("openai", self._model.max_tokens, config, failed)
+            max_tokens = self._files.limit(self.info.max_total_tokens)
+            self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
+            on_failure.pop_all()
+
+    async def _model_at(self, url: str) -> EmbeddingModel:
+        """Return a server's model. An embedding shows its dimensions, and whether the server normalizes.
+
+        Raises:
+            Failed: the server has no model yet, or its model does not compute embeddings.
+        """
+        model, address = suitable(await self._client.models(url), self._wanted, None), native(url)
+        model_info = await self._client.document(f"{address}/model_info", f"{address}/get_model_info")
+        server_info = await self._client.document(f"{address}/server_info", f"{address}/get_server_info")
+        report = SglangServer.read(model_info, server_info, generates=False)
+        try:
+            values = await self._encode(url, [_ANY_ID, _ANY_ID])
+        except Refused as error:
+            raise Failed(f"answered {error.status}", error.words, lasts=True) from None
+        limits = [limit for limit in (model.max_tokens, report.max_tokens) if limit]
+        normalizes = abs(sum(value * value for value in values) ** 0.5 - 1) < _ROUNDING
+        return EmbeddingModel(model.name, min(limits, default=None), len(values), normalizes)
+
+    async def _encode(self, url: str, ids: Sequence[int]) -> Sequence[float]:
+        data = await self._client.post(f"{native(url)}/encode", {"input_ids": list(ids)})
+        try:
+            value: Mapping[str, Any] = orjson.loads(data)
+            count = value["meta_info"]["prompt_tokens"]
+            if count != len(ids):  # with --allow-auto-truncate
+                raise Failed("shortened a text", f"it read {count!r} of {len(ids)} tokens")
+            values = [score(number) for number in value["embedding"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise Failed("sent a response that cannot be read", f"{error!r}: {shortened(data)}") from None
+        if not values:
+            raise Failed("sent an empty embedding")
+        return values
+
+    def new_call(self, request: EngineRequest) -> EmbedCall:
+        if self._model.normalizes and request.pooling.normalize is False:
+            raise ValueError("normalize=false is not supported: the server normalizes its embeddings")
+        return EmbedCall(request.ids, request.pooling)
+
+    async def stream(self, server: RemoteServer, running: Running[EmbedCall]) -> None:
+        """Request an embedding.
+
+        Raises:
+            Refused: the server refuses the request.
+            Failed: the server fails.
+        """
+        import numpy
+
+        call = running.call
+        try:
+            values = await self._encode(server.url, call.ids)
+        except Refused:
+            await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
+            raise
+        if len(values) != self._model.dimensions:
+            raise Failed("sent another embedding than at startup", f"it then had {self._model.dimensions} numbers")
+        finished = self._files.finish(numpy.array(values, numpy.float32), call.pooling)
+        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
+
+    async def check(self, server: RemoteServer) -> None:
+        """Check that a server serves the model and accepts as many tokens as this engine."""
+        model = _fit(await self._model_at(server.url), self._model)
+        self.check_max_tokens(model.max_tokens)
+
+    async def disconnect(self) -> None:
+        await self._client.close()
+
+
+def _fit(model: EmbeddingModel, first: EmbeddingModel | None) -> EmbeddingModel:
+    """Return the model of a server. Raise Failed if the first server has another model."""
+    if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
+        raise Failed("serves another model", f"it serves {model.name!r} with {model.dimensions} dimensions")
+    return model
+
+
+async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop
