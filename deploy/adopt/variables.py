@@ -16,6 +16,7 @@ from deploy.adopt.triton import IDLE, MISSING
 from deploy.data import table
 from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
+from deploy.resolve.instances import LLAMACPP
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.implied import as_lmi_reads, selected_engine
@@ -84,9 +85,7 @@ def container_kind(image: str, override: str | None) -> Container:
         )
     if kind == "tgi" and (match := _TGI.search(tag)):
         return Container(kind, "vllm", match[1], match[1])
-    engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
-    if kind == "llama-cpp" and "cuda" not in tag:
-        engine = "openvino"
+    engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else LLAMACPP if kind == "llama-cpp" else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
 

@@ -37,7 +37,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--region", help="AWS region (default: boto3's setting)")
     parser.add_argument("--role", metavar="ARN", help="execution role (default: the endpoint's)")
     parser.add_argument(
-        "--image", default="lmi-handler", help="image URI, or repository in this account (default: lmi-handler)"
+        "--image",
+        help="image URI, or repository in this account (default: lmi-handler, or lmi-handler-llamacpp for llama.cpp)",
     )
     parser.add_argument("--model", help="model ID on the hub or s3://PREFIX/ (default: the endpoint's model)")
     parser.add_argument("--token-secret", metavar="ARN", help="ARN of the secret with the Hugging Face token")
@@ -64,12 +65,11 @@ def _run(arguments: argparse.Namespace) -> int:
             source = with_data(Aws(arguments.region or source.region or None), source)
     else:
         source = read_endpoint(Aws(arguments.region), arguments.endpoint)
-    is_uri = ECR_URI.fullmatch(arguments.image) is not None
     wishes = Wishes(
         name=arguments.name,
         region=arguments.region,
         role=arguments.role,
-        image={"uri": arguments.image} if is_uri else _repository(arguments.image),
+        image=None if arguments.image is None else _image(arguments.image),
         model=arguments.model,
         token_secret=arguments.token_secret,
         container=arguments.container,
@@ -102,7 +102,9 @@ def _there_already(path: Path) -> Refused:
     return Refused(f"{path} already exists", "Pass another file name, or remove this file.")
 
 
-def _repository(text: str) -> dict[str, str]:
+def _image(text: str) -> dict[str, str]:
+    if ECR_URI.fullmatch(text):
+        return {"uri": text}
     name, _, tag = text.partition(":")
     return {"repository": name, "tag": tag} if tag else {"repository": name}
 

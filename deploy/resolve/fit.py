@@ -407,7 +407,8 @@ class Resolution:
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:
     """Return the model's memory on every known GPU type, or with `cpu` on every known CPU type, best first.
 
-    Types whose processors the image is not built for are omitted. The order depends first on whether the model fits, then on whether there are remarks, and then on the price.
+    Types with other processors than the image are omitted. The order depends first on whether the model fits, then on
+    whether there are remarks, and then on the price.
 
     Args:
         cpu: whether to rank CPU types rather than GPU types.

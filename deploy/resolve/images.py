@@ -206,12 +206,14 @@ def push_instructions(uri: str, architecture: Architecture | None = None) -> str
     registry = f"{match['account']}.dkr.ecr.{match['region']}.{match['suffix']}"
     tag = match["tag"] or "TAG"
     local = f"{match['repository']}:{tag}"
-    platform = f"--platform linux/{architecture or architecture_of(local)}"
+    options = f"--platform linux/{architecture or architecture_of(local)} --provenance=false --target {_target(local)}"
+    if _target(local) == "llamacpp" and cuda_of(tag) is not None:
+        options += " --build-arg LLAMACPP_BUILD_BASE=... --build-arg LLAMACPP_BASE=..."  # docs/container.md names them
     return "\n".join(
         (
             "Build and push the image:",
             f"  aws ecr create-repository --region {match['region']} --repository-name {match['repository']}",
-            f"  docker build {platform} --provenance=false --target {_target(local)} -t {local} .",
+            f"  docker build {options} -t {local} .",
             f"  aws ecr get-login-password --region {match['region']} | "
             f"docker login --username AWS --password-stdin {registry}",
             f"  docker tag {local} {registry}/{local}",
@@ -240,7 +242,7 @@ def _uri(image: Image, region: str, account: str | None) -> str:
             )
         account = images["registries"][region]
         return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/djl-inference:{_aws_tag(image)}"
-    tag = image.tag or _package_version()
+    tag = image.tag or package_version()
     return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/{image.repository}:{tag}"
 
 
@@ -252,7 +254,12 @@ def _aws_tag(image: Image) -> str:
     return tags.get(tag, tag)
 
 
-def _package_version() -> str:
+def package_version() -> str:
+    """Return the version of this package, which is the default tag of its images.
+
+    Raises:
+        SpecError: the package is not installed.
+    """
     try:
         return importlib.metadata.version("lmi-handler")
     except importlib.metadata.PackageNotFoundError:

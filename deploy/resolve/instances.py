@@ -21,7 +21,9 @@ from handler.core.numbers import is_digits
 
 _NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 _ARM = re.compile(r"[a-z]+[0-9]+[a-z]*g[a-z]*|p[0-9]+e-gb[0-9]+")
-_GPU_FAMILIES = "gp"
+GPU_FAMILIES = ("g", "p")
+"""The first letters of families with GPUs."""
+
 _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
 
 LLAMACPP = "llamacpp"
@@ -108,7 +110,7 @@ def find(name: str) -> InstanceType | None:
         SpecError: the type is an arm64 host with GPUs, or has accelerators that are not NVIDIA GPUs.
     """
     kind = family(name)
-    if kind[0] in _GPU_FAMILIES and architecture(name) == "arm64":
+    if kind.startswith(GPU_FAMILIES) and architecture(name) == "arm64":
         raise SpecError(
             f"instance.type: {name} is an arm64 host with GPUs, but the images with GPU engines are built for amd64",
             "Use an x86 type with GPUs, such as ml.g6e.* or ml.p5.*.",

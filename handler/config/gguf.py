@@ -11,9 +11,9 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from handler.core.text_files import placeholder
 
@@ -21,23 +21,56 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has a few thousand
 _MAX_NUMBERS = 1 << 12  # maximum numbers in a list to keep: enough for one per layer, but not for one per token
+_MAX_ITEMS = 1 << 21  # maximum length of a list of tokens or merges; the largest have half a million
+_MAX_TEXTS = 1 << 27  # maximum bytes of such a list; the largest have a few millions
 _PART = re.compile("-[0-9]{5}-of-")  # in the name of a file of a model in several parts
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
 _TOKENS = b"tokenizer.ggml.tokens"
 _NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
+_MODEL, _MERGES = b"tokenizer.ggml.model", b"tokenizer.ggml.merges"
+_SCORES, _KINDS = b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type"
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
 """Maps the name of a token in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _PART_NUMBER, _ALIGNMENT = b"split.count", b"split.no", b"general.alignment"
-_END_KEYS = {f"tokenizer.ggml.{name}_token_id".encode() for name in ("eos", "eot", "eom")}
-_END_MARKS = {
+_DEFAULT_IDS: Mapping[object, Mapping[str, int]] = {
+    b"llama": {"bos": 1, "eos": 2, "unknown": 0},
+    b"gpt2": {"bos": 11, "eos": 11},
+    b"bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
+    b"t5": {"eos": 1, "unknown": 2, "padding": 0},
+    b"plamo2": {"bos": 1, "eos": 2, "unknown": 0, "padding": 3},
+}
+"""The ids of special tokens that the header does not declare, by `tokenizer.ggml.model`."""
+_END_NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""Names of tokens that end a response. The last three are between files."""
+END_MARKS = {
     *(b"<|eot_id|>", b"<|im_end|>", b"<|end|>", b"<|return|>", b"<|call|>", b"<|flush|>", b"<|calls|>"),
     *(b"<end_of_turn>", b"<|endoftext|>", b"</s>", b"<|eom_id|>", b"<EOT>", b"_<EOT>", b"[EOT]", b"[EOS]"),
-    *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>"),
+    *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>", b"[e~["),
     "<｜end▁of▁sentence｜>".encode(),
 }
 """Texts of tokens that end a response even if the header does not declare them as end tokens."""
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")
+_FIM_MARKS = {
+    "fim_pre": {
+        *(b"<|fim_prefix|>", b"<fim-prefix>", b"<fim_prefix>", b"<PRE>", b"<|code_prefix|>", b"<|prefix|>"),
+        *("<｜fim▁begin｜>".encode(), "▁<PRE>".encode()),
+    },
+    "fim_suf": {
+        *(b"<|fim_suffix|>", b"<fim-suffix>", b"<fim_suffix>", b"<SUF>", b"<|code_suffix|>", b"<|suffix|>"),
+        *("<｜fim▁hole｜>".encode(), "▁<SUF>".encode()),
+    },
+    "fim_mid": {
+        *(b"<|fim_middle|>", b"<fim-middle>", b"<fim_middle>", b"<MID>", b"<|code_middle|>", b"<|middle|>"),
+        *("<｜fim▁end｜>".encode(), "▁<MID>".encode()),
+    },
+    "fim_pad": {b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>", b"[PAD]"},
+    "fim_rep": {b"<|fim_repo|>", b"<|repo_name|>", b"<fim-repo>", b"<REPO>", b"<reponame>"},
+    "fim_sep": {b"<|file_sep|>"},
+}
+"""Texts of the tokens around the parts of a file, by name. They count if the header declares no such token."""
+_OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 
 
 class TensorType(NamedTuple):
@@ -85,22 +118,80 @@ def context_length(path: Path) -> int | None:
 def end_ids(path: Path) -> frozenset[int]:
     """Return the IDs of the tokens that end a response, as llama.cpp does (src/llama-vocab.cpp, `special_eog_ids`).
 
-    These are the end-of-text, end-of-turn and end-of-message tokens in the header, and all tokens with a text in
-    `_END_MARKS`. The end-of-text token alone is not enough, because chat templates often end a turn with another token.
+    These are the end-of-text, end-of-turn and end-of-message tokens in the header, the tokens between files, and all
+    tokens with a text in `END_MARKS`. The end-of-text token alone is not enough, because chat templates often end a
+    turn with another token.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
-    values = _values(path, tokens)
-    ids = [id for id in map(values.get, _END_KEYS) if isinstance(id, int) and 0 <= id < len(tokens)]
-    ids += [id for id, text in enumerate(tokens) if text in _END_MARKS]
-    texts, no_ends = {tokens[id] for id in ids}, set[bytes]()
-    if texts >= {b"<|return|>", b"<|call|>"} or texts >= {b"<|calls|>", b"<|flush|>"}:
-        no_ends.add(b"<|end|>")  # Harmony's, and Solar Open's: the end of a message, not of the response
-    if b"<|tool_response>" in texts:
-        no_ends.add(b"</s>")  # Gemma 4's: a word of its vocabulary
+    return ends(_values(path, tokens), tokens)
+
+
+def ends(values: Mapping[bytes, object], tokens: Sequence[bytes]) -> frozenset[int]:
+    """Return the IDs of the tokens that end a response; see `end_ids`."""
+    special = special_ids(values, len(tokens))
+    marks = END_MARKS.union(*(_FIM_MARKS[name] for name in _FIM_ENDS if name not in special))
+    ids = [special[name] for name in _END_NAMES if name in special]
+    ids += [id for id, text in enumerate(tokens) if text in marks]
+    no_ends = end_exceptions({tokens[id] for id in ids})
     return frozenset(id for id in ids if tokens[id] not in no_ends)
+
+
+def end_exceptions(texts: Set[bytes]) -> Set[bytes]:
+    """Return the texts of end tokens that do not end a response because of other end tokens."""
+    exceptions = set[bytes]()
+    if texts >= {b"<|end|>", b"<|return|>"} and texts & {b"<|call|>", b"<|calls|>"}:
+        exceptions.add(b"<|end|>")  # Harmony's: the end of a message, not of the response
+    if texts >= {b"<|end|>", b"<|flush|>"} and texts & {b"<|call|>", b"<|calls|>"}:
+        exceptions.add(b"<|end|>")  # Solar Open's
+    if texts & {b"<|tool_response>", b"<|plamo:eos|>"}:
+        exceptions.add(b"</s>")  # a word of Gemma 4's vocabulary and of PLaMo's
+    return exceptions
+
+
+def control_marks(special: Collection[str]) -> Set[bytes]:
+    """Return the texts of tokens that are control tokens even if the header says otherwise.
+
+    Args:
+        special: names of the special tokens that the header declares.
+    """
+    return END_MARKS.union(*(texts for name, texts in _FIM_MARKS.items() if name not in special))
+
+
+def special_ids(values: Mapping[bytes, object], num_tokens: int) -> dict[str, int]:
+    """Return the IDs of special tokens, by NAME in `tokenizer.ggml.NAME_token_id`, with llama.cpp's defaults."""
+    defaults = _DEFAULT_IDS.get(values.get(_MODEL), {})
+    keys = {name: name for name in (*_SPECIAL, *_END_NAMES)} | _OLD_NAMES | {name: name for name in _FIM_MARKS}
+    declared = {name: values.get(f"tokenizer.ggml.{key}_token_id".encode()) for name, key in keys.items()}
+    valid = {name: id for name, id in declared.items() if isinstance(id, int) and 0 <= id < num_tokens}
+    ids = {**defaults, **valid}
+    return {name: id for name, id in ids.items() if id < num_tokens}
+
+
+_NO_POOLING, _RANK = 0, 4  # values of pooling_type
+_ENCODERS = (b"bert", b"modern-bert", b"nomic-bert", b"nomic-bert-moe", b"neo-bert", b"jina-bert-v2", b"jina-bert-v3",
+             b"eurobert", b"gemma-embedding", b"llama-embed")  # fmt: skip
+"""Architectures of models that compute embeddings and generate no text."""
+
+
+def pooled_task(path: Path) -> str:
+    """Return the task of a model that does not generate text, according to the values before the vocabulary.
+
+    Returns:
+        "rerank", "text-embedding", or "" for a model that generates text, and for a broken file.
+    """
+    found = ""
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        for key, value in _pairs(file, _begin(file)[1]):
+            if key == _TOKENS:
+                break
+            if key == _ARCHITECTURE and value in _ENCODERS:
+                found = found or "text-embedding"
+            elif key.endswith(b".pooling_type") and isinstance(value, int) and value != _NO_POOLING:
+                found = "rerank" if value == _RANK else "text-embedding"
+    return found
 
 
 def contents(path: Path) -> tuple[str, int]:
@@ -111,16 +202,24 @@ def contents(path: Path) -> tuple[str, int]:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
-    return _contents(_values(path))
+    return contents_of(_values(path))
+
+
+def kind_and_values(path: Path) -> tuple[str, dict[bytes, object]]:
+    """Return the kind of a file, as in `contents`, and the key-value pairs of its header."""
+    values = _values(path)
+    return contents_of(values)[0], values
 
 
 def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:
     """Return the key-value pairs of the header. Append the texts of all tokens to `tokens`."""
+    lists = None if tokens is None else {_TOKENS: tokens}
     with path.open("rb") as file:
-        return dict(_pairs(file, _begin(file)[1], tokens))
+        return dict(_pairs(file, _begin(file)[1], lists))
 
 
-def _contents(values: Mapping[bytes, object]) -> tuple[str, int]:
+def contents_of(values: Mapping[bytes, object]) -> tuple[str, int]:
+    """Return the kind of a file, and the number of files of the model; see `contents`."""
     kind, parts = values.get(_TYPE), values.get(_PARTS)
     kind = kind if isinstance(kind, bytes) else None  # not a string, but a number or a list
     if values.get(_ARCHITECTURE) == b"clip":
@@ -129,8 +228,10 @@ def _contents(values: Mapping[bytes, object]) -> tuple[str, int]:
 
 
 def in_parts(parts: int, first: str) -> str:
-    merge = f"merge them with `llama-gguf-split --merge {first} merged.gguf`"
-    return f"a model in {parts} parts: {merge}, or use --engine llamacpp, which reads {first}"
+    return (
+        f"a model in {parts} parts: merge them with `llama-gguf-split --merge {first} merged.gguf`, or use "
+        f"--engine llamacpp, which reads {first}"
+    )
 
 
 def check_complete(path: Path) -> Header:
@@ -156,15 +257,25 @@ def check_parts(first: Path) -> Header:
         ValueError: if a part is missing, is truncated or broken, or if the file is not the first part of a model.
     """
     header = _check_size(first, _check_model)
-    parts, tensors = _contents(header.values)[1], [*header.tensors]
+    parts, tensors = contents_of(header.values)[1], [*header.tensors]
     for path in _part_paths(first, parts)[1:]:
         if not path.is_file():
             raise ValueError(f"{path} is missing: the model has {parts} parts")
         other = _check_size(path)
-        if _contents(other.values)[1] != parts:
+        if contents_of(other.values)[1] != parts:
             raise ValueError(f"{path} does not belong to {first}, which has {parts} parts")
         tensors += other.tensors
     return Header(header.values, tensors)
+
+
+def size(first: Path, parts: int) -> int:
+    """Return the size of a model in bytes. `first` is the path of its file, or of the first of its parts."""
+    return sum(path.stat().st_size for path in _part_paths(first, parts))
+
+
+def parts_pattern(name: str) -> str:
+    """Return a pattern for the names of all parts of a model, or the name itself if it is not that of the first."""
+    return re.sub("-00001(-of-[0-9]{5}[.][^./]+)$", r"-[0-9][0-9][0-9][0-9][0-9]\1", name)
 
 
 def _part_paths(first: Path, parts: int) -> list[Path]:
@@ -199,7 +310,7 @@ def _check_size(path: Path, check: Callable[[Path, Mapping[bytes, object]], None
         if check is not None:
             check(path, values)
         tensors = [*_tensors(file, num_tensors)]
-        is_part = _contents(values)[1] > 1  # the first part may contain no tensors
+        is_part = contents_of(values)[1] > 1  # the first part may contain no tensors
         last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=0 if is_part else 1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
@@ -211,7 +322,7 @@ def _check_size(path: Path, check: Callable[[Path, Mapping[bytes, object]], None
 
 
 def _check_whole(path: Path, values: Mapping[bytes, object]) -> None:
-    kind, parts = _contents(values)
+    kind, parts = contents_of(values)
     if kind == "model" and parts > 1:
         raise ValueError(f"{path} is part of {in_parts(parts, _first_of(path))}")
     _check_model(path, values)
@@ -223,7 +334,7 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
     Raises:
         ValueError: if the file is not a model, or a later part of a model.
     """
-    kind, parts = _contents(values)
+    kind, parts = contents_of(values)
     if kind != "model":
         raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
     if parts > 1 and values.get(_PART_NUMBER):
@@ -234,7 +345,7 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
 
 
 def _first_of(path: Path) -> str:
-    """Return the name of the first part of a model, given the path of any part."""
+    """Return the name of the first part of a model. `path` is that of any part."""
     return _PART.sub("-00001-of-", path.name)
 
 
@@ -277,6 +388,43 @@ def tokenizer_config(path: Path) -> dict[str, object]:
     return {**config, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
 
 
+class TokenizerHeader(NamedTuple):
+    """The tokenizer in a header.
+
+    Attributes:
+        values: all key-value pairs, as in `Header`.
+        tokens: the texts of the tokens, by ID.
+        merges: the pairs of tokens to merge, with a space between them; empty if there are none.
+        scores: the score of each token; empty if there are none.
+        kinds: the type of each token, as llama.cpp's number; empty if there are none.
+    """
+
+    values: Mapping[bytes, object]
+    tokens: Sequence[bytes]
+    merges: Sequence[bytes]
+    scores: Sequence[float]
+    kinds: Sequence[int]
+
+
+def read_tokenizer(path: Path) -> TokenizerHeader:
+    """Read the tokenizer in the header of a file.
+
+    Raises:
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
+    """
+    lists: dict[bytes, list[Any]] = {key: [] for key in (_TOKENS, _MERGES, _SCORES, _KINDS)}
+    with path.open("rb") as file:
+        values = dict(_pairs(file, _begin(file)[1], lists))
+    for key, kind in ((_TOKENS, bytes), (_MERGES, bytes), (_SCORES, (int, float)), (_KINDS, int)):
+        if not all(isinstance(item, kind) for item in lists[key]):
+            raise ValueError(f"{path} is broken: {key.decode()} is a list of another type")
+    tokens, merges, scores, kinds = lists.values()
+    for key, numbers in ((_SCORES, scores), (_KINDS, kinds)):
+        if key in values and len(numbers) < len(tokens):
+            raise ValueError(f"{path} is broken: {key.decode()} has {len(numbers):,} of {len(tokens):,} tokens")
+    return TokenizerHeader(values, tokens, merges, scores, kinds)
+
+
 class Header(NamedTuple):
     """A complete header.
 
@@ -303,12 +451,12 @@ class Header(NamedTuple):
     @property
     def is_model(self) -> bool:
         """Whether the file contains a model, and not a projector, an adapter or statistics."""
-        return _contents(self.values)[0] == "model"
+        return contents_of(self.values)[0] == "model"
 
     @property
     def num_parts(self) -> int:
         """The number of files into which the model is split."""
-        return _contents(self.values)[1]
+        return contents_of(self.values)[1]
 
 
 def read_header(file: BinaryIO) -> Header:
@@ -336,11 +484,17 @@ def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
         yield from _pairs(file, count)
 
 
-def _pairs(file: BinaryIO, count: int, tokens: list[bytes] | None = None) -> Iterator[tuple[bytes, object]]:
-    """Yield the key-value pairs, with values as in `Header`. Append the texts of all tokens to `tokens`."""
+def _pairs(
+    file: BinaryIO, count: int, lists: Mapping[bytes, list[Any]] | None = None
+) -> Iterator[tuple[bytes, object]]:
+    """Yield the key-value pairs, with values as in `Header`. Append the items of each list with a key in `lists` to it.
+
+    Raises:
+        ValueError: if the header is broken, or if one of these lists is longer than that of any vocabulary.
+    """
     for _ in range(count):
         key = _string(file)
-        yield key, _value(file, _read(file, "I"), tokens if key == _TOKENS else None)
+        yield key, _value(file, _read(file, "I"), None if lists is None else lists.get(key))
 
 
 def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
@@ -386,33 +540,54 @@ def _bytes(file: BinaryIO, count: int) -> bytes:
     return data
 
 
-def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
-    """Return a list of numbers, or skip the list and return None if it has more than `_MAX_NUMBERS` items."""
+def _numbers(file: BinaryIO, code: str, count: int, items: list[Any] | None) -> list[object] | None:
+    """Return a list of numbers, or skip the list and return None if it has more than `_MAX_NUMBERS` items.
+
+    Append the numbers to `items`.
+    """
     here, size = file.tell(), count * struct.calcsize(code)
     if size > file.seek(0, io.SEEK_END) - here:
         raise ValueError(f"{file.name} ends inside its header")
     file.seek(here)
-    if count <= _MAX_NUMBERS:
-        return list(struct.unpack(f"<{count}{code}", file.read(size)))
-    file.seek(size, io.SEEK_CUR)
-    return None
+    if items is None and count > _MAX_NUMBERS:
+        file.seek(size, io.SEEK_CUR)
+        return None
+    numbers = list(struct.unpack(f"<{count}{code}", file.read(size)))
+    if items is not None:
+        items += numbers
+    return numbers if count <= _MAX_NUMBERS else None
 
 
-def _value(file: BinaryIO, kind: int, strings: list[bytes] | None = None) -> object:
-    """Read a value. Append the strings of a list to `strings`."""
+def _strings(file: BinaryIO, count: int, items: list[Any] | None) -> None:
+    """Read the strings of a list. Append them to `items`.
+
+    Raises:
+        ValueError: if the header is broken, or if the strings for `items` have more bytes than any vocabulary.
+    """
+    left = _MAX_TEXTS
+    for _ in range(count):
+        text = _string(file)
+        if items is not None:
+            items.append(text)
+            left -= len(text)
+            if left < 0:
+                raise ValueError(f"{file.name} is broken: a list in its header has more than {_MAX_TEXTS:,} bytes")
+
+
+def _value(file: BinaryIO, kind: int, items: list[Any] | None = None) -> object:
+    """Read a value. Append the items of a list to `items`."""
     if kind == _STRING:
         return _string(file)
     if kind == _ARRAY:
         item = _read(file, "I")
         count = _read(file, "Q")
+        if items is not None and count > _MAX_ITEMS:
+            raise ValueError(f"{file.name} is broken: a list in its header has {count:,} items")
         if item in _SCALARS:
-            return _numbers(file, _SCALARS[item], count)
+            return _numbers(file, _SCALARS[item], count, items)
         if item != _STRING:
             raise ValueError(f"{file.name} is broken: its header has a list of unknown type {item}")
-        for _ in range(count):
-            text = _string(file)
-            if strings is not None:
-                strings.append(text)
+        _strings(file, count, items)
         return None
     if kind not in _SCALARS:
         raise ValueError(f"{file.name} is broken: its header has a value of unknown type {kind}")

@@ -63,7 +63,11 @@ def find_task(task: str, model: Path | None) -> Task:
     Raises:
         ConfigError: if the option and the files contradict each other. Broken files are reported later by the engine.
     """
-    if model is None or not model.is_dir():
+    is_checkpoint = model is not None and (model / "config.json").is_file()
+    file = None if model is None or is_checkpoint else find_gguf(str(model))
+    if file is not None and task in ("auto", "pooling"):
+        task = gguf.pooled_task(file) or task
+    if model is None or not model.is_dir() or file is not None:
         return {"auto": Task.GENERATION, "pooling": Task.EMBEDDING}.get(task) or Task(task)
     architectures: Any = None
     with contextlib.suppress(ConfigError):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -29,6 +30,7 @@ from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.log import format_as_json, wants_json
 from handler.core.numbers import is_digits
 from handler.core.user_functions import INSTEAD, SCRIPT
+from handler.engines import choice
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
 from handler.serving.check import check
@@ -299,9 +301,12 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     read_by_java = [*from_environment(environ), *(from_file(properties_file) if properties_file else ())]
     written = {item.key: item.value.strip() for item in read_by_java if isinstance(item, Setting)}
     settings = _settings(properties, written, asynchronous=asynchronous)
-    config, config_problems, engine = read_config(
-        properties=properties_file, environ=environ, settings=settings, java=True, djl=djl
-    )
+    read = partial(read_config, properties=properties_file, environ=environ, java=True, djl=djl)
+    reading = read(settings=settings)
+    served = replace(reading.config, model_id=reading.config.model_id or str(directory))
+    if (chosen := choice.engine_of(served)) is not None:
+        reading = read(settings=[*settings, chosen])
+    config, config_problems, engine = reading
     problems += config_problems
     if not asynchronous and config.rolling_batch == "disable":
         config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(read_by_java)))
@@ -316,7 +321,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and engine not in ("", "echo"):
         with problems:
-            config = replace(config, model_id=_model_of_worker(directory))
+            config = replace(config, model_id=_model_of_worker(directory, engine))
     return Reading(config, tuple(problems), engine)
 
 
@@ -395,10 +400,10 @@ def _is_of_use(advice: Setting, engine: str, settings: Mapping[str, Setting], *,
     return False  # the recommended pipeline parallel degree, 1, is every engine's default
 
 
-def _model_of_worker(directory: Path) -> str:
+def _model_of_worker(directory: Path, engine: str) -> str:
     """Return the model directory as the value of option.model_id, or raise ConfigError if it contains no model."""
     try:
-        model_files.locate(str(directory))
+        model_files.locate(str(directory), parts=engine == choice.LLAMACPP)
     except ConfigError as error:
         raise ConfigError(
             f"option.model_id is not set ({model_files.DEMO!r} is a small model from PyPI), and {error}"

@@ -209,6 +209,7 @@ class EngineInfo:
         max_total_tokens: maximum number of tokens in the prompt and the response together.
         dimensions: number of dimensions of an embedding, if the model computes embeddings; 0 if it generates text.
         longest_step: upper estimate of a step's duration in seconds, as measured while loading; 0 if unknown.
+        adapters: names and paths of the LoRA adapters that the engine's servers have loaded.
     """
 
     name: str
@@ -218,6 +219,7 @@ class EngineInfo:
     max_total_tokens: int
     dimensions: int = 0
     longest_step: float = 0.0
+    adapters: tuple[tuple[str, str], ...] = ()
 
 
 class EngineRequest(NamedTuple):

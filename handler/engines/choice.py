@@ -74,11 +74,17 @@ def engine_of(config: Config) -> Setting | None:
 
     llama.cpp serves a GGUF file that OpenVINO does not read, or any GGUF file if OpenVINO is not installed.
     """
-    if config.llm_engine != "auto" or config.rolling_batch in BY_ROLLING_BATCH or find_server(config) is None:
+    if not _is_open(config):
         return None
     if (readers := readers_of(config)) is None:
         return None
     return _choose(str(readers.path), readers.reasons)
+
+
+def _is_open(config: Config) -> bool:
+    """Return whether the options leave the choice to the model, and llama-server is on this machine."""
+    is_auto = config.llm_engine == "auto" and config.rolling_batch not in BY_ROLLING_BATCH
+    return is_auto and find_server(config) is not None
 
 
 def _choose(name: str, reasons: Mapping[str, str]) -> Setting | None:
@@ -119,8 +125,7 @@ def engine_of_remote(config: Config) -> Setting | None:
     Return None if the header cannot be read. The download will report the reason.
     """
     model_id = config.model_id or ""
-    is_default = config.llm_engine == "auto" and config.rolling_batch not in BY_ROLLING_BATCH
-    if not is_default or find_server(config) is None or not (s3.is_url(model_id) or files.gguf_file(model_id)):
+    if not _is_open(config) or not (s3.is_url(model_id) or files.gguf_file(model_id)):
         return None
     try:
         reasons = json.loads(downloads.fetch(remote_reasons, model_id, config.settings.get("option.revision")))
@@ -128,6 +133,13 @@ def engine_of_remote(config: Config) -> Setting | None:
         log.info("the engine is not chosen by the header of %s: %s", model_id, error)
         return None
     return None if not reasons else _choose(model_id, reasons)
+
+
+def note(config: Config) -> str:
+    """Return a note for `lmi serve --check` about a GGUF file on the hub whose header is not read yet, or ""."""
+    if not _is_open(config) or not files.gguf_file(config.model_id):
+        return ""
+    return "its header then decides whether openvino or llamacpp serves it"
 
 
 def remote_reasons(model_id: str, revision: str | None) -> str:
@@ -151,7 +163,7 @@ def _header(name: str, parts: Iterable[bytes]) -> gguf.Header:
     Raises:
         ConfigError: the header is broken, or is longer than the parts.
     """
-    data, tried = io.BytesIO(), 0
+    data, tried = _Beginning(), 0
     data.name = name
     for part in chain(parts, [b""]):
         data.seek(0, io.SEEK_END)
@@ -164,12 +176,21 @@ def _header(name: str, parts: Iterable[bytes]) -> gguf.Header:
         except ValueError as error:
             if not part or tried >= _LONGEST:
                 raise ConfigError(str(error)) from None
-    raise AssertionError("unreachable")
+    raise ConfigError(f"{name} is empty")
+
+
+class _Beginning(io.BytesIO):
+    """The beginning of a file, with the name of the file."""
+
+    name = ""
 
 
 def describe(config: Config) -> list[str]:
-    """Return a line for each engine that could read the model's GGUF file: whether it does, or why not."""
-    readers = readers_of(config)
+    """Return a line for each engine that could serve the model's GGUF file: whether it reads the file, or why not.
+
+    Return no lines for other models, and if another engine is selected.
+    """
+    readers = readers_of(config) if config.engine in (OPENVINO, LLAMACPP) else None
     return [] if readers is None else [_line(name, readers, config) for name in readers.reasons]
 
 
@@ -177,7 +198,7 @@ def _line(name: str, readers: Readers, config: Config) -> str:
     if reason := readers.reasons[name]:
         return f"engine {name}: no; {readers.path} {reason}"
     if name == LLAMACPP and (program := find_server(config)) is None:
-        return f"engine {name}: reads {readers.path}, but {readable.ABSENT}"
+        return f"engine {name}: reads {readers.path}, but llama-server is not on PATH"
     if not is_installed(name):
         return f"engine {name}: reads {readers.path}, but it is not installed"
     return f"engine {name}: reads {readers.path}{f', with {program}' if name == LLAMACPP else ''}"

@@ -30,8 +30,8 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """Matches names of huggingface_hub's partial files, which are never resumed. Older releases use other names."""
 
 
-def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
-    """Call `download(name, *arguments)` in another process, and return the path of the downloaded directory or file.
+def fetch(download: Callable[..., Path | str], name: str, *arguments: Any) -> str:
+    """Call `download(name, *arguments)` in another process, and return its result: a downloaded path, or a text.
 
     Args:
         download: module-level function, which may raise ConfigError.

@@ -21,6 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.core import loop
 from handler.core.errors import ConfigError, Problem, Problems, Unavailable
 from handler.core.package import install
@@ -245,7 +246,8 @@ async def _serve(
 
     def announce(spec: Spec) -> None:
         times.files_are_here()
-        what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
+        model = config.model_id or ("the servers' model" if ENGINES[spec.engine].remote else "the demo model")
+        what = f"loading {model} with" if spec.config.model else "starting"
         progress.start(f"{what} {spec.engine}")
 
     def changed(model: ServedModel, state: State) -> None:

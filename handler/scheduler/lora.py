@@ -54,13 +54,17 @@ _OF_MACOS = "__MACOSX"  # directory that macOS adds to archives
 MAX_CONFIG = 1 << 20  # maximum size of an adapter_config.json, in bytes; PEFT writes about one thousand
 
 
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> None:
     """Check an adapter's name.
 
     Raises:
         BadRequest: the name is empty, too long or only dots, or contains a character that is not allowed.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not only dots")
 
 
@@ -178,6 +182,23 @@ def named_adapters(paths: Mapping[str, str], base: Path | None, option: str = ""
             where = option and f"{option}: "
             raise ConfigError(f"{where}the adapter {name} cannot be used: {error.message}") from None
     return adapters
+
+
+def named_files(paths: Mapping[str, str], option: str) -> dict[str, Path]:
+    """Return the files of adapters by name, which only the engine can check.
+
+    Args:
+        option: name of the option that lists the adapters.
+
+    Raises:
+        ConfigError: a name is not allowed.
+    """
+    try:
+        for name in paths:
+            check_name(name)
+    except ServingError as error:
+        raise ConfigError(f"{option}: {error.message}") from None
+    return {name: Path(path) for name, path in paths.items()}
 
 
 def adapters_in(homes: Iterable[Path]) -> dict[str, Path]:
@@ -504,11 +525,14 @@ class AdapterHome(NamedTuple):
         registry: registry of the model, empty at first.
         at_start: directories of the adapters next to the model or in option.lora_modules, by name.
         roots: directories from which clients may register adapters.
+        of_server: whether the adapters are files of llama.cpp's server. The engine finds out whether the server has
+            loaded them.
     """
 
     registry: AdapterRegistry
     at_start: Mapping[str, Path] = MappingProxyType({})
     roots: AdapterRoots = AdapterRoots()
+    of_server: bool = False
 
 
 # -- calls that change adapters: parameters that DJL's query and SageMaker's body share --------------------------------

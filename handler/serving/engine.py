@@ -96,8 +96,8 @@ def hub_note(config: Config, engine: str) -> str:
             f"{model}: not checked; it is not a file or directory on this machine, so it is looked up on the hub at "
             "startup; most names on the hub have the form OWNER/MODEL"
         )
-    conversion = engines.conversion(engine, model)
-    return f"{model}: not checked; at startup it is downloaded from the hub{conversion and '; ' + conversion}"
+    more = engines.conversion(engine, model) or choice.note(config)
+    return f"{model}: not checked; at startup it is downloaded from the hub{more and '; ' + more}"
 
 
 def choose_engine(config: Config) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from handler.config.config import Config
-from handler.core.errors import AdapterFailed, ConfigError, RouteNotFound, ServingError, Unavailable
+from handler.core.errors import AdapterFailed, BadRequest, ConfigError, RouteNotFound, ServingError, Unavailable
 from handler.core.loop import run_in_daemon_thread
 from handler.core.user_functions import Role
 from handler.engines.base import EngineInfo
@@ -20,7 +20,7 @@ from handler.protocols.kernel.dialect import Dialect
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine, SteppedEngine
 from handler.scheduler.labels import MAX_TOPS, LabelEngine
-from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path
+from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path, is_name
 from handler.serving.admission import Admission
 from handler.serving.availability import Availability
 from handler.serving.background.runs import BackgroundRuns
@@ -97,7 +97,9 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self.availability.check_open, preprocessor.adapter_formatters)
+        self.adapters = ServedAdapters(
+            adapters, self.availability.check_open, preprocessor.adapter_formatters, self._adapters_of_server
+        )
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: batcher.num_active,
@@ -192,7 +194,7 @@ class ServedModel:
 
         if (validator := self.preprocessor.encoder.validator) is not None:
             validator.start()  # while the engine is loading: later it would delay the first response
-        finish = self._finish_start if self.adapters.at_start or self.handle is not None else None
+        finish = self._finish_start if self.adapters.has_any_at_start or self.handle is not None else None
         on_engine = self.availability.follow(changed, finish)
         self.availability.engine.attach(LoopHooks(self.driver.watch, on_engine, self.driver.soon))
 
@@ -232,6 +234,9 @@ class ServedModel:
     @property
     def info(self) -> EngineInfo | None:
         return self.availability.engine.info
+
+    def _adapters_of_server(self) -> Sequence[tuple[str, str]]:
+        return () if self.info is None else self.info.adapters
 
     @property
     def engine_name(self) -> str:
@@ -278,6 +283,7 @@ class ServedAdapters:
         home: registry of adapters, and the adapters to register at startup.
         check_open: function that raises an error while the model is loading or stopping.
         formatters: formatters from the model.py files of the adapters.
+        of_server: function that returns the names and paths of the adapters that the engine's servers have loaded.
 
     Attributes:
         registry: adapters that requests may name now.
@@ -285,14 +291,26 @@ class ServedAdapters:
         calls: number of running calls, for which a graceful stop waits.
     """
 
-    def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
+    def __init__(
+        self,
+        home: AdapterHome,
+        check_open: Callable[[], None],
+        formatters: AdapterFormatters,
+        of_server: Callable[[], Sequence[tuple[str, str]]] = lambda: (),
+    ) -> None:
         self.registry = home.registry
         self.calls = Count()
         self.at_start = home.at_start
         self._roots = home.roots
+        self._of_server = of_server if home.of_server else None
         self._check_open = check_open
         self._formatters = formatters
         self._changing: list[str] = []  # directories
+
+    @property
+    def has_any_at_start(self) -> bool:
+        """Whether adapters may have to be registered at startup."""
+        return bool(self.at_start) or self._of_server is not None
 
     async def register(self, name: str, src: str, *, preload: bool = True, again: bool = False) -> Registered:
         """Register an adapter, and wait until requests may name it.
@@ -323,6 +341,8 @@ class ServedAdapters:
         """
         self._check_open()
         earlier = self.registry.get(name).adapter.path
+        if self._of_server is not None and src in (None, earlier):
+            raise BadRequest(f"the adapter {name} cannot be updated: llama-server loads adapters only when it starts")
         path = await self._path(earlier, known=True) if src is None else await self._path(src)
         return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
@@ -337,12 +357,16 @@ class ServedAdapters:
         self._forget_formatters()
 
     async def load_at_start(self) -> None:
-        """Register the adapters that are next to the model.
+        """Register the adapters that are next to the model, and those that llama.cpp's server has loaded.
 
         Raises:
             ConfigError: an adapter cannot be used.
         """
-        for name, path in self.at_start.items():
+        found = dict(self.at_start)
+        for name, loaded in () if self._of_server is None else self._of_server():
+            if is_name(name) and Path(loaded) not in found.values():
+                found.setdefault(name, Path(loaded))
+        for name, path in found.items():
             try:
                 await self._change(name, functools.partial(self.registry.register, name, path), path)
             except ServingError as error:
@@ -358,6 +382,8 @@ class ServedAdapters:
             ServingError: the directory is not allowed, or contains no adapter.
         """
         self._check_open()  # before files are read, and again afterwards
+        if self._of_server is not None:
+            return Path(src)
         if not known:
             await run_in_daemon_thread(self._roots.check, src, self.registry.base)
         path = await run_in_daemon_thread(adapter_path, src, self.registry.base)
@@ -381,6 +407,8 @@ class ServedAdapters:
             self._forget_formatters()
 
     def _load_formatters(self, path: Path, name: str) -> Formatters | None:
+        if self._of_server is not None:
+            return None
         if path not in self.at_start.values() and not self._roots.allow_code(path) and model_py(path) is not None:
             raise AdapterFailed(
                 f"src={path}: contains model.py, which the server does not run from outside the model's directory; "

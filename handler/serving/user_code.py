@@ -8,6 +8,7 @@ from pathlib import Path
 from handler import engines
 from handler.config import environment, user_files
 from handler.config.config import Config
+from handler.config.engines import ENGINES
 from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError
 from handler.core.framing import FRAMINGS
@@ -17,7 +18,7 @@ from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_
 from handler.plugins.functions import Formatters, choose, find_formatters, model_py
 from handler.plugins.handle import Handle, find_handle
 from handler.plugins.tool_parser import load_tool_format
-from handler.scheduler.lora import AdapterHome, AdapterRegistry, AdapterRoots, adapters_in, named_adapters
+from handler.scheduler.lora import AdapterHome, AdapterRegistry, AdapterRoots, adapters_in, named_adapters, named_files
 
 log = logging.getLogger("handler.launch")
 
@@ -126,8 +127,11 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
+    at_start = adapters_at_start(config, directory)
+    if ENGINES[spec.engine].loads_gguf_adapters:
+        return AdapterHome(AdapterRegistry(limit), at_start, of_server=True)
     registry = AdapterRegistry(limit, _base(config, directory))
-    return AdapterHome(registry, adapters_at_start(config, directory), adapter_roots(config, directory))
+    return AdapterHome(registry, at_start, adapter_roots(config, directory))
 
 
 def adapter_roots(config: Config, directory: Path | None) -> AdapterRoots:
@@ -142,12 +146,14 @@ def adapter_roots(config: Config, directory: Path | None) -> AdapterRoots:
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
     """Return the adapters to register at startup, by name: the adapters in `adapters/` next to the model, and the
-    adapters of option.lora_modules.
+    adapters of option.lora_modules. For llama.cpp's server, the latter are files of that server.
 
     Raises:
         ConfigError: an adapter cannot be used.
     """
     modules = config.engine_options.get("lora_modules") or {}
+    if ENGINES[config.engine].loads_gguf_adapters:
+        return named_files(modules, "option.lora_modules")
     adapters = adapters_in(adapter_directories(config, directory))
     return {**adapters, **named_adapters(modules, _base(config, directory), "option.lora_modules")}
 

@@ -36,8 +36,14 @@ def write_small(
     keys: dict[str, Any] | None = None,
     spread: float = 0.1,
     context: int = 128,
+    first: dict[str, Any] | None = None,
 ) -> None:
-    """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`, with norms of 1 ± `spread`."""
+    """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`, with norms of 1 ± `spread`.
+
+    Args:
+        keys: values after all others.
+        first: values before the vocabulary.
+    """
     random, writer = np.random.default_rng(7), gguf.GGUFWriter(path, architecture)
     writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
@@ -48,6 +54,8 @@ def write_small(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_file_type({Kind.F16: 1, Kind.Q4_0: 2, Kind.Q4_1: 3, Kind.Q8_0: 7}.get(kind, 15))
+    for name, value in (first or {}).items():
+        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list([*LETTERS, "<eos>", "ab"])

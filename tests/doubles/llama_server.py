@@ -8,24 +8,33 @@ as the original's does, and sometimes broken ones.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import math
+import os
 import random
 import re
+import signal
 import socket
+import sys
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
+import PIL.Image
 
 from tests.doubles.listener import on_thread
 
 EOG = frozenset({3, 4})
+IMAGE = 1 << 20
+"""The ids of the tokens of images begin here."""
 CONTEXT = 2048
 HANG = b"hang"
 """In a script: send nothing more, and wait until the client leaves."""
@@ -38,6 +47,16 @@ _NUMBERS = {  # fields, and their hard limits
 }  # fmt: skip
 
 
+def image_tokens(data: bytes) -> list[int]:
+    """The tokens of an image, whose number depends on its width. They stand for its pixels too."""
+    try:
+        image = PIL.Image.open(io.BytesIO(data))
+        pixels = image.convert("RGB").tobytes()
+    except OSError:
+        raise Refusal("Failed to load image or audio file") from None
+    return [IMAGE + zlib.crc32(pixels) % IMAGE] * (3 + image.width // 16)
+
+
 class Refusal(Exception):
     """An error of a request."""
 
@@ -46,12 +65,24 @@ class Refusal(Exception):
         self.error: dict[str, Any] = {"code": code, "message": message, "type": kind}
 
 
+Scales = tuple[float, ...]
+
+
 @dataclass
 class Slot:
-    """A slot; `tokens` are in its KV cache, also after its request."""
+    """A slot; `tokens` are in its KV cache, also after its request.
+
+    Attributes:
+        lora: scales of the last request.
+        computed_by: scales with which the tokens were computed.
+        number: how many requests the server had begun before this one.
+    """
 
     id: int
     tokens: list[int] = field(default_factory=list)
+    lora: Scales = ()
+    computed_by: Scales = ()
+    number: int = 0
     is_processing: bool = False
     error: Refusal | None = None
 
@@ -66,15 +97,21 @@ class LlamaServer:
         key: API key, if it has one.
         is_loading: it answers 503, but to no key.
         pace: seconds that a token takes.
-        received: bodies of /completion.
+            prompt_pace: seconds that 512 tokens of a long prompt take.
+            path: its file.
+            received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
         lacks: fields that its /props lacks, as an older server's.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
+        encode: its tokenizer.
+        begin: ids that it adds to the beginning of a text.
+        marker: stands for an image in a prompt; "": it has no projector.
         eog: ids that end an answer.
         pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
         batch: tokens of a text to pool.
         dimensions: numbers of an embedding.
+        adapters: paths of its LoRA adapters, with the scales of its start; its memory of prompts ignores them.
     """
 
     def __init__(self, pieces: Sequence[bytes], num_slots: int = 4) -> None:
@@ -87,7 +124,9 @@ class LlamaServer:
         self.key = ""
         self.is_loading = False
         self.pace = 0.0
+        self.prompt_pace = 0.0
         self.name = "tiny.gguf"
+        self.path = "/models/tiny.gguf"
         self.owner = "llamacpp"
         self.received: list[dict[str, Any]] = []
         self.asked: Counter[str] = Counter()
@@ -96,6 +135,12 @@ class LlamaServer:
         self.left = threading.Semaphore(0)
         self.ruled = True
         self.pooling, self.batch, self.dimensions = "", 512, 4
+        self.encode: Callable[[str], list[int]] = lambda text: []
+        self.begin: list[int] = []
+        self.marker = ""
+        self.adapters: list[tuple[str, float]] = []
+        self._memory: list[tuple[list[int], Scales]] = []  # earlier prompts
+        self._num_begun = 0
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._freed = asyncio.Condition()
@@ -162,6 +207,15 @@ class LlamaServer:
                     200,
                     [{"id": s.id, "n_ctx": self.context, "is_processing": s.is_processing} for s in self.slots],
                 )
+            case "POST", "/tokenize":
+                asked = json.loads(body)
+                return await _write(writer, 200, {"tokens": self._tokens(asked["content"], asked["add_special"])})
+            case "POST", "/detokenize":
+                return await _write(writer, 200, {"content": self._text(json.loads(body)["tokens"])})
+            case "GET", "/lora-adapters":
+                more = {"task_name": "", "prompt_prefix": ""}
+                entries = [{"id": id, "path": path, "scale": scale} for id, (path, scale) in enumerate(self.adapters)]
+                return await _write(writer, 200, [entry | more for entry in entries])
             case "POST", "/completion" | "/completions":
                 return await self._complete(json.loads(body), reader, writer)
             case "POST", "/embedding" | "/embeddings":
@@ -180,9 +234,40 @@ class LlamaServer:
             "default_generation_settings": {"params": {}, "n_ctx": self.context},
             "total_slots": len(self.slots),
             "model_alias": self.name,
-            "model_path": f"/models/{self.name}",
+            "model_path": self.path,
+            "modalities": {"vision": bool(self.marker), "video": False, "audio": False},
+            "media_marker": self.marker or "<__media_unused__>",
+            "bos_token": self.pieces[self.begin[0]].decode() if self.begin else "",
         }
         return {name: value for name, value in props.items() if name not in self.lacks}
+
+    # -- images ----------------------------------------------------------------------------------------------------
+
+    def _tokens(self, content: Any, add_special: bool) -> list[int]:
+        """The ids of a text, or of texts and ids."""
+        parts = content if isinstance(content, list) else [content]
+        ids = [id for part in parts for id in (self.encode(part) if isinstance(part, str) else [part])]
+        return [*self.begin, *ids] if add_special else ids
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """The text of ids. An id outside the vocabulary is an error of the server, as in the original."""
+        if not all(0 <= id < len(self.pieces) for id in ids):
+            size = len(self.pieces)
+            words = f"vector::_M_range_check: __n (which is {max(ids)}) >= this->size() (which is {size})"
+            raise Refusal(words, "server_error", 500)
+        return b"".join(self.pieces[id] for id in ids).decode(errors="replace")
+
+    def _with_images(self, prompt_string: str, multimodal_data: Sequence[str]) -> list[int]:
+        if not self.marker:
+            raise Refusal("Multimodal data provided, but model does not support multimodal requests.")
+        files = [image_tokens(base64.b64decode(data)) for data in multimodal_data]
+        texts = prompt_string.split(self.marker)
+        if len(texts) != len(files) + 1:
+            raise Refusal("Failed to tokenize prompt")
+        ids = [*self.begin, *self.encode(texts[0])]
+        for file, text in zip(files, texts[1:], strict=True):
+            ids += [*file, *self.encode(text)]
+        return ids
 
     # -- completions -----------------------------------------------------------------------------------------------
 
@@ -190,6 +275,8 @@ class LlamaServer:
         self.received.append(body)
         if self.scripts:
             return await self._play(self.scripts.pop(0), reader, writer)
+        if isinstance(body["prompt"], dict):
+            body = {**body, "prompt": self._with_images(**body["prompt"])}
         self._check(body)
         leaving = asyncio.ensure_future(reader.read(1))
         work = asyncio.ensure_future(self._generate(body, writer))
@@ -230,7 +317,7 @@ class LlamaServer:
         prompt = body["prompt"]
         if not prompt:
             raise Refusal('"prompt" must not be empty')
-        if not all(0 <= id < len(self.pieces) for id in prompt):
+        if not all(0 <= id < len(self.pieces) or id >= IMAGE for id in prompt):
             raise Refusal("Prompt contains invalid tokens")
         if len(prompt) >= self.context:
             words = f"request ({len(prompt)} tokens) exceeds the available context size ({self.context} tokens)"
@@ -300,8 +387,36 @@ class LlamaServer:
             slot = max(
                 (slot for slot in self.slots if not slot.is_processing), key=lambda slot: _common(slot.tokens, prompt)
             )
-            slot.is_processing, slot.error = True, None
+            slot.is_processing, slot.error, slot.number = True, None, self._num_begun
+            self._num_begun += 1
             return slot
+
+    def launch(self, slot: Slot, body: dict[str, Any]) -> bool:
+        """Prepare a slot for a request. Return whether its cached tokens were computed with other adapters."""
+        if not self.adapters:
+            slot.lora = ()
+            return False
+        prompt = body["prompt"]
+        if slot.tokens and _common(slot.tokens, prompt) < len(slot.tokens) / 2:
+            self._memory.append((slot.tokens, slot.computed_by))
+            best = max(self._memory, key=lambda known: _common(known[0], prompt))
+            if _common(best[0], prompt) > _common(slot.tokens, prompt):
+                slot.tokens, slot.computed_by = best
+        scales = tuple(scale for _, scale in self.adapters)
+        if asked := {entry["id"]: entry["scale"] for entry in body.get("lora") or ()}:
+            scales = tuple(float(asked.get(id, 0)) for id in range(len(self.adapters)))
+            if scales != slot.lora:
+                slot.tokens = []
+        slot.lora = scales
+        is_reused = bool(body.get("cache_prompt", True) and _common(slot.tokens, prompt))
+        is_mixed = is_reused and slot.computed_by != scales
+        slot.computed_by = scales
+        return is_mixed
+
+    def waits(self, slot: Slot) -> bool:
+        """Whether a request waits for another one with other adapters, which began earlier."""
+        others = [other for other in self.slots if other.is_processing and other.number < slot.number]
+        return any(other.lora != slot.lora for other in others)
 
     async def _generate(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         slot = await self._slot(body["prompt"])
@@ -343,6 +458,9 @@ class _Run:
 
     def __init__(self, server: LlamaServer, slot: Slot, body: dict[str, Any]) -> None:
         self.server, self.slot, self.body = server, slot, body
+        is_mixed = server.launch(slot, body)
+        applied = [(path, scale) for (path, _), scale in zip(server.adapters, slot.lora, strict=True) if scale]
+        self._salt = repr(applied) + "mixed" * is_mixed if is_mixed or applied else ""
         self.num_cached = _common(slot.tokens, body["prompt"]) if body.get("cache_prompt", True) else 0
         self.num_cached = min(self.num_cached, len(body["prompt"]) - 1)
         self.last: dict[str, Any] = {}
@@ -357,8 +475,14 @@ class _Run:
     async def events(self) -> Any:
         server, body = self.server, self.body
         most = body.get("n_predict", -1)
+        if body.get("stream") and body.get("return_progress"):
+            for _ in range(0, len(body["prompt"]), 512):
+                await asyncio.sleep(server.prompt_pace)
+                yield {**self._partial(-1, {}), "prompt_progress": {"total": len(body["prompt"])}}
         while True:
             await asyncio.sleep(server.pace)
+            while server.waits(self.slot):
+                await asyncio.sleep(0.001)
             if sum(len(slot.tokens) for slot in server.slots if slot.is_processing) >= server.pool:
                 server.fail_all("Context size has been exceeded.")
             if self.slot.error is not None:
@@ -405,6 +529,7 @@ class _Run:
             "stop": True,
             "model": self.server.name,
             "tokens_predicted": len(self._ids),
+            "tokens_evaluated": len(self.body["prompt"]),
             "prompt": "x" * len(self.body["prompt"]),
             "truncated": len(self.slot.tokens) + 1 >= self.server.context,
             "stop_type": reason,
@@ -420,7 +545,7 @@ class _Run:
 
     def _sample(self) -> tuple[int, dict[str, Any]]:
         ids = [*self.body["prompt"], *self._ids]
-        raw = self.server.model.logits(ids)
+        raw = self.server.model.logits(ids, self._salt)
         biased = raw.copy()
         for id, bias in self.body.get("logit_bias", ()):
             if 0 <= id < len(raw):
@@ -494,7 +619,7 @@ def chain(logits: Any, ids: Sequence[int], body: dict[str, Any]) -> tuple[Any, A
 def _penalized(values: Any, ids: Sequence[int], body: dict[str, Any]) -> Any:
     """Apply the penalties, of which all count the prompt."""
     most, penalty = body.get("repeat_last_n", 64), body.get("repeat_penalty", 1.0)
-    values = values.copy()
+    values, ids = values.copy(), [id for id in ids if id < IMAGE]
     for id, count in Counter(ids[-most:] if most else ()).items():
         values[id] = values[id] * penalty if values[id] <= 0 else values[id] / penalty
         values[id] -= count * body.get("frequency_penalty", 0.0) + body.get("presence_penalty", 0.0)
@@ -508,18 +633,19 @@ class Model:
         self._pieces = pieces
         self._continues = 8 * numpy.array([b"\x80" <= piece[:1] < b"\xc0" for piece in pieces])
         self._begins = 4 * numpy.array([piece[-1:] >= b"\xc0" for piece in pieces])
-        self._known: dict[tuple[int, ...], Any] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], Any] = {}
 
-    def logits(self, ids: Sequence[int]) -> Any:
-        last = tuple(ids[-4:])
-        if last not in self._known:
-            self._known[last] = self._logits(last)
-        return self._known[last]
+    def logits(self, ids: Sequence[int], salt: str = "") -> Any:
+        """Return the logits of the model, or of the model with the adapters that `salt` describes."""
+        last = (*(id for id in ids if id >= IMAGE), *ids[-4:])
+        if (salt, last) not in self._known:
+            self._known[salt, last] = self._logits(last, salt)
+        return self._known[salt, last]
 
-    def _logits(self, last: tuple[int, ...]) -> Any:
-        draw = numpy.random.default_rng(zlib.crc32(repr(last).encode()))
+    def _logits(self, last: tuple[int, ...], salt: str) -> Any:
+        draw = numpy.random.default_rng(zlib.crc32(f"{last}{salt}".encode()))
         values = draw.uniform(0, 6, len(self._pieces))
-        if cut_off(b"".join(self._pieces[id] for id in last)):
+        if cut_off(b"".join(self._pieces[id] for id in last if id < IMAGE)):
             values += self._continues * (draw.random() < 0.95)  # seldom leaves a character incomplete
         else:
             values += self._begins * (draw.random() < 0.2)
@@ -600,3 +726,58 @@ def listening(pieces: Sequence[bytes], num_slots: int = 4) -> Iterator[LlamaServ
     server = LlamaServer(pieces, num_slots)
     with on_thread(server.serve) as server.port:
         yield server
+
+
+# -- as a program ------------------------------------------------------------------------------------------------------
+
+
+_PIECES = [*(bytes([byte]) for byte in range(256)), b"<eos>", b"ab"]  # those of `byte_gguf`
+_LOADING = 0.2  # seconds in which it answers 503
+_FLAGS = {"-m": str, "--host": str, "--port": int, "-t": int, "-ngl": str, "--seed": int}
+
+
+def main() -> None:
+    """Be `llama-server FLAGS` until SIGTERM or SIGINT.
+
+    A flag that it lacks, an unknown architecture and a port that is taken end it as they end the original.
+    """
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not {"HF_TOKEN", "OPENAI_API_KEY", "LMI_API_KEY", "AWS_SECRET_ACCESS_KEY"} & {*os.environ}
+    known = {"LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL", "LLAMA_ARG_KV_UNIFIED"}
+    assert known <= {*os.environ}
+    given, words = dict[str, Any](), iter(sys.argv[1:])
+    for flag in words:
+        if flag not in _FLAGS:
+            raise SystemExit(f"error: invalid argument: {flag}")
+        given[flag] = _FLAGS[flag](next(words))
+    asyncio.run(_run(Path(given["-m"]), given["--host"], given["--port"]))
+
+
+async def _run(file: Path, host: str, port: int) -> None:
+    ended = asyncio.Event()
+    server = LlamaServer(_PIECES, int(os.environ["LLAMA_ARG_N_PARALLEL"]))
+    server.eog = frozenset({_PIECES.index(b"<eos>")})
+    server.key, server.name, server.is_loading = os.environ["LLAMA_API_KEY"], file.name, True
+    server.pool = int(os.environ["LLAMA_ARG_CTX_SIZE"])
+    shared = os.environ["LLAMA_ARG_KV_UNIFIED"] == "1"
+    server.context = min(CONTEXT, server.pool if shared else server.pool // len(server.slots))
+    server.pace = 0.01
+    print("W srv  llama_server: a warning with the key " + server.key, file=sys.stderr)
+    print("W srv  llama_server: " + "long " * 10_000, file=sys.stderr)
+    try:
+        listener = await asyncio.start_server(server.serve, host, port)
+    except OSError:
+        where = f"hostname: {host}, port: {port}"
+        print(f"E srv         start: couldn't bind HTTP server socket, {where}", file=sys.stderr)
+        raise SystemExit("E srv  llama_server: exiting due to HTTP server error") from None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await asyncio.sleep(_LOADING)
+    if b"mystery" in file.read_bytes()[:1000]:
+        words = "error loading model: unknown model architecture: 'mystery'"
+        print(f"E llama_model_load: {words}", file=sys.stderr)
+        raise SystemExit("E srv  llama_server: exiting due to model loading error")
+    server.is_loading = False
+    await ended.wait()
+    listener.close()
+    os._exit(0)  # it does not wait for its connections

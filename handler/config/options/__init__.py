@@ -32,6 +32,7 @@ class Foreign(NamedTuple):
         note: how the effect differs from that in the foreign server, for a line at startup, or "".
         flag: the flag of llama-server that the engine llamacpp passes on instead, or "".
         is_switch: whether the flag has no value.
+        of_server: whether the variable has no effect if the model runs on a server at option.base_url.
     """
 
     refused: str = ""
@@ -47,6 +48,7 @@ class Foreign(NamedTuple):
     note: str = ""
     flag: str = ""
     is_switch: bool = False
+    of_server: bool = False
 
     def variable_of(self, engine: str) -> str:
         """Return the handler variable with the same meaning, or "" if there is none for this engine."""
@@ -61,7 +63,8 @@ class Foreign(NamedTuple):
     def answer(self) -> str:
         """Return a description of the effect of the variable, for `lmi options` and the documentation."""
         passed = "; the engine llamacpp passes it to llama-server" if self.flag else ""
-        return f"{self.otherwise}{passed}"
+        by_url = "; no effect with a server at option.base_url" if self.of_server else ""
+        return f"{self.otherwise}{passed}{by_url}"
 
     @property
     def otherwise(self) -> str:
@@ -132,6 +135,8 @@ def _of_image(image: Mapping[str, Any]) -> dict[str, Foreign]:
         for name in names:
             flag = f"--{name.lower().replace('_', '-')}"
             lines[name] = {**lines[name], "flag": flag, "is_switch": kind == "switches"}
+    if "by_url" in image:
+        lines = {name: {**line, "of_server": name not in image["by_url"]} for name, line in lines.items()}
     variables = {f"{image['prefix']}{name}": line for name, line in lines.items()}
     environment = image.get("environment", {"same": [], "other": {}})
     for name, argument in {**{name: name for name in environment["same"]}, **environment["other"]}.items():

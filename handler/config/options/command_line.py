@@ -162,7 +162,7 @@ def _foreign(name: str, width: int | None) -> list[str]:
     if not name.startswith(images.VLLM):
         return []
     first_key = key_of(of_vllms_variable(name, "true").name)
-    implied = images.AWS["vLLM"].along
+    implied = images.AWS["vLLM"].along({name: "true"})
     along = {**{key_of(name): value for name, value in implied.items()}, lmi_version.KEY: lmi_version.ASYNC}
     other_settings = ", ".join(f"{key}={value}" for key, value in along.items() if key != first_key)
     sets = f"sets {first_key}; like every SM_VLLM_* variable, it also sets these options, unless another source does:"

@@ -37,21 +37,28 @@ class Image(NamedTuple):
         """Return the engine that the image's variables imply, or "" if there is none: the server of the image if it is
         here, or a similar one.
         """
-        if LLAMA_CPP in self.prefixes and self.first_of(environ) and has_llama_server(environ):
+        if not self.first_of(environ):
+            return ""
+        if LLAMA_CPP in self.prefixes and has_llama_server(environ):
             return LLAMACPP
+        if SGLANG in self.prefixes and (url := environ.get(BASE_URL)):
+            return "grpc" if url.startswith("grpc") else "openai"
         return self.engine
 
     def along(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Return the settings that the image's variables imply: the engine if it has one, and the /invocations API."""
         engine = self.engine_in(environ)
-        return {**({ENGINE: engine} if engine else {}), "OPTION_OPENAI_COMPAT": "true"}
+        kind = {"OPTION_BASE_URL_KIND": "sglang"} if engine in BY_URL else {}
+        return {**({ENGINE: engine} if engine else {}), **kind, "OPTION_OPENAI_COMPAT": "true"}
 
     def first_of(self, environ: Iterable[str]) -> str:
         """Return the first variable of the image in alphabetical order, or "" if there is none."""
         return min((name for name in environ if name.startswith(self.prefixes)), default="")
 
 
-ENGINE, LLAMACPP = "OPTION_LLM_ENGINE", "llamacpp"
+ENGINE, BASE_URL, LLAMACPP = "OPTION_LLM_ENGINE", "OPTION_BASE_URL", "llamacpp"
+BY_URL = ("openai", "grpc")
+"""The engines that use a server at option.base_url."""
 SERVER_ARGS, SAMPLING = "OPTION_LLAMA_SERVER_ARGS", "OPTION_OVERRIDE_GENERATION_CONFIG"
 
 

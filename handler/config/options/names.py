@@ -412,6 +412,7 @@ def _joined_fields(name: str, parts: Sequence[Own]) -> Own:
     return Own(parts[0].foreign, name, json.dumps(values))
 
 
+_OF_SERVER = "the server at option.base_url has its own flags"
 _WITH_LLAMACPP = "; the engine llamacpp passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)"
 
 
@@ -419,6 +420,9 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
     for name, line in VARIABLES.items():
         value = environ.get(name)
         if not value or line.unread or line.heeded or (line.flag and engine == images.LLAMACPP):
+            continue
+        if line.of_server and engine in images.BY_URL:
+            yield Note(name, _OF_SERVER)
             continue
         variable, argument = images.as_argument(name, value, line)
         try:

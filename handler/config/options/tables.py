@@ -146,7 +146,7 @@ class Options:
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
     model_name: tuple[str, ...] = option(names, ("model",), "the name in /predictions/{name}, /v2/models/{name} and /models; further names, separated by commas, are accepted in paths", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; responses contain the first; * accepts any name")
-    llm_engine: str = option(choice_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
+    llm_engine: str = option(choice_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino, or llamacpp for a GGUF file that OpenVINO does not read (own-model.md)")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable selects dynamic batching; trtllm, vllm and lmi-dist (vLLM) select the engine; scheduler means auto")
     async_mode: bool | None = option(true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
     task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto reads it from the model's configuration", "option.runner", "option.convert")
@@ -288,8 +288,8 @@ GPU = (
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of pipeline stages for the model's layers", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", ("option.enable_chunked_context",), engines=_GPU),
-    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine does not support LoRA adapters"),
-    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
+    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU, "openai", "llamacpp"), idle="the engine does not support LoRA adapters"),
+    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU, "openai", "llamacpp")),
     Option("option.adapters_root", "adapters_root", path, None, "directory from which clients may register adapters, besides the model's own (adapters.md)", engines=("echo", *_GPU)),
     Option("option.adapters_code", "adapters_code", boolean, False, "run the model.py of an adapter that a client registers from outside the model's directory", engines=("echo", *_GPU)),
     Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),
@@ -509,6 +509,6 @@ REMOTE = (
 )  # fmt: skip
 
 LLAMACPP = (
-    Option("option.llama_server", "llama_server", path, "llama-server", "name or path of llama.cpp's server, which the engine starts (llamacpp.md)", engines=_LLAMACPP),
+    Option("option.llama_server", "llama_server", path, "llama-server", "name or path of llama.cpp's server, which the engine starts (llamacpp.md)", engines=_LLAMACPP, idle="only the engine llamacpp starts llama-server"),
     Option("option.llama_server_args", "llama_server_args", words, None, "additional flags for llama-server, such as --n-gpu-layers 20 --flash-attn on", engines=_LLAMACPP),
 )  # fmt: skip

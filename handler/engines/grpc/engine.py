@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.config.options.names import KEY_VARIABLES
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Extras, Finish, Pooling, Task
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step, Tokenizer
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Tokenizer
 from handler.engines.grpc.client import CONTRACTS, GrpcClient, find_contract
 from handler.engines.grpc.contract import Contract, GrpcCall, GrpcModel, statistics
 from handler.engines.huggingface import files
@@ -36,7 +36,6 @@ __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load"
 
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", *KEY_VARIABLES)
 """Environment variables that are withheld from a server that the engine starts."""
-_MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 
 
 class GrpcSetting(RemoteOptions):
@@ -182,6 +181,7 @@ class ContractEngine(RemoteEngine[C]):
     """
 
     generates = True
+    own_name = "the server of option.engine_python"
 
     def __init__(self, config: EngineConfig, flags: Callable[[Contract], Sequence[str]] = lambda contract: ()) -> None:
         self._files = OwnFiles.read(config)
@@ -192,25 +192,23 @@ class ContractEngine(RemoteEngine[C]):
         check_task(config, kind)
         contract = CONTRACTS[kind]
         task_flags = flags(contract)
-        self._own: OwnServer | None = None
-        self._lost: Failed | None = None  # why the engine's own server has to be restarted
-        setting = "option.base_url="
+        own, setting = None, "option.base_url="
         if not urls:
-            setting = "the server of option.engine_python at "
+            setting = f"{self.own_name} at "
             words = command(contract, config.model_path, config.options, task_flags)
-            self._own = OwnServer("grpc", contract.command[0], words, _environment())
-            urls = (self._own.url,)
+            own = OwnServer("grpc", contract.command[0], words, _environment())
+            urls = (own.url,)
         close_seconds = TLS_CLOSE if any(url.startswith("grpcs:") for url in urls) else 0.0
-        super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds)
+        super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds, own)
         self._contract = contract
         self._clients: dict[str, GrpcClient] = {}
         self._statistics = EngineStatistics()
         self._asking: asyncio.Task[None] | None = None
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            if self._own is not None:
-                self._own.start()
-                self._own.watch()
+            if own is not None:
+                own.start()
+                own.watch()
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
             self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
             self.begin("grpc", self._model.max_tokens, config, failed)
@@ -250,21 +248,6 @@ class ContractEngine(RemoteEngine[C]):
         """Check that a server serves the model and accepts as many tokens as this engine."""
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
-    def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        """Prefer other servers for a while. End the engine if it started the server and the server will not recover.
-
-        The engine's supervisor then restarts both.
-        """
-        super().leave_out(server, error)
-        if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MOST_SILENT)):
-            self._lost = error
-
-    def step(self) -> Step:
-        step = super().step()
-        if self._lost is not None:
-            raise RuntimeError(f"the server of option.engine_python {self._lost}")
-        return step
-
     def statistics(self) -> EngineStatistics:
         """Request the servers' statistics, and return the latest. An idle engine waits for a response."""
         if not self._contract.reports_load:
@@ -292,11 +275,6 @@ class ContractEngine(RemoteEngine[C]):
         if self._asking is not None:
             self._asking.cancel()
         await asyncio.gather(*(client.close() for client in self._clients.values()))
-
-    def close(self) -> None:
-        super().close()
-        if self._own is not None:
-            self._own.stop()
 
 
 class GrpcEngine(ContractEngine[GrpcCall]):

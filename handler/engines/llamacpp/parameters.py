@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.errors import ConfigError, Problem
 from handler.core.media import MEDIA
-from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import Capabilities, Rule, arguments, drawn_or, unless_neutral
+from handler.core.values import Sampling, StructuredOutput, Task
+from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, drawn_or, unless_neutral
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.schema import schema_grammar
 from handler.engines.structured_output.characters import choice_of
@@ -22,6 +23,9 @@ from handler.engines.structured_output.regex import regex_grammar
 _ALLOWED = 1000.0
 """Added to the logits of the only tokens that are allowed. It exceeds all differences between logits by far, and is
 small enough for 32-bit floats to keep the differences between the allowed tokens to 1e-4."""
+
+_LONG_PROMPT = 1024
+"""Number of tokens from which llama-server reports the progress of a prompt. Otherwise, it is silent meanwhile."""
 
 _RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
@@ -97,7 +101,8 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     if sampling.allowed_token_ids and sampling.repetition_penalty != 1.0:
         raise ValueError("allowed_token_ids cannot be combined with repetition_penalty on llama-server")
     beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
-    return {**_FIXED, **beside, **arguments(_TABLE, sampling, leg)}
+    progress = {"return_progress": True} if len(leg.prompt) >= _LONG_PROMPT else {}
+    return {**_FIXED, **beside, **progress, **arguments(_TABLE, sampling, leg)}
 
 
 def scores(prompt: Sequence[int], count: int) -> dict[str, Any]:
@@ -209,6 +214,19 @@ CAPABILITIES = Capabilities(
     no_adapters="adapters are loaded by the server at option.base_url",
     no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
 )
+
+
+def check_pooling(config: EngineConfig) -> None:
+    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
+    if config.task is Task.CLASSIFICATION:
+        key = f"option.task={config.options.task}"
+        message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
+        raise ConfigError(Problem("", "option.task", message))
+    if config.task is not Task.GENERATION and config.options.pooling != "auto":
+        key = f"option.pooling={config.options.pooling}"
+        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
+        raise ConfigError(Problem("", "option.pooling", message))
+
 
 _IGNORED = frozenset((
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",

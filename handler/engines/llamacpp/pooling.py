@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.config.model_files import read_json
-from handler.core.errors import ConfigError, Problem
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
-from handler.engines.llamacpp.engine import LlamaModel, LlamaServers, root
+from handler.engines.llamacpp.engine import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, score
@@ -30,18 +29,6 @@ _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
 _OF_PROBABILITIES = ("qwen3", "qwen3_vl")
 """Types of models whose scores llama.cpp converts to probabilities itself (`build_pooling` in src/llama-graph.cpp)."""
-
-
-def check_task(config: EngineConfig) -> None:
-    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
-    if config.task is Task.CLASSIFICATION:
-        key = f"option.task={config.options.task}"
-        message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
-        raise ConfigError(Problem("", "option.task", message))
-    if config.task is not Task.GENERATION and config.options.pooling != "auto":
-        key = f"option.pooling={config.options.pooling}"
-        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
-        raise ConfigError(Problem("", "option.pooling", message))
 
 
 class PooledCall(NamedTuple):
@@ -79,7 +66,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
             if self._ranks:
                 num_more = await self._num_added(url) - self._num_special
                 return model._replace(max_tokens=model.max_tokens and model.max_tokens - num_more)
-            vectors = _vectors(await self._client.post(f"{root(url)}/embedding", _embedding([_ANY_ID, _ANY_ID])))
+            vectors = _vectors(await self._post(url, "/embedding", _embedding([_ANY_ID, _ANY_ID])))
         except Refused as error:
             raise Failed(f"answered {error.status}", error.words, lasts=True) from None
         if len(vectors) != 1:
@@ -98,19 +85,19 @@ class LlamaPooling(LlamaServers[PooledCall]):
         Raises:
             Failed: it does not.
         """
-        ranks = await self._supports(f"{root(url)}/rerank")
+        ranks = await self._supports(url, "/rerank")
         if self._ranks and not ranks:
             raise Failed("does not rank", "start it with --reranking", lasts=True)
         if self._ranks:
             return
         if ranks:
             raise Failed("only ranks", "set option.task=rerank, or start it without --reranking", lasts=True)
-        if not await self._supports(f"{root(url)}/embedding"):
+        if not await self._supports(url, "/embedding"):
             raise Failed("does not compute embeddings", "start it with --embeddings", lasts=True)
 
-    async def _supports(self, url: str) -> bool:
+    async def _supports(self, url: str, path: str) -> bool:
         try:
-            await self._client.post(url, {})
+            await self._post(url, path, {})
         except Refused:
             return True  # for a missing field
         except Failed as error:
@@ -125,7 +112,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
             most: the server's context.
         """
         try:
-            await self._client.post(f"{root(url)}/embedding", _embedding([_ANY_ID] * (most + 1)))
+            await self._post(url, "/embedding", _embedding([_ANY_ID] * (most + 1)))
         except Refused:
             return most
         except Failed as error:
@@ -136,7 +123,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
 
     async def _num_added(self, url: str) -> int:
         """Return the number of tokens that a server adds to a query and a document."""
-        data = await self._client.post(f"{root(url)}/rerank", {"query": "", "documents": [""]})
+        data = await self._post(url, "/rerank", {"query": "", "documents": [""]})
         try:
             return int(orjson.loads(data)["usage"]["prompt_tokens"])
         except (ValueError, TypeError, KeyError) as error:
@@ -166,7 +153,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=self._finished(values, call.pooling))))
 
     async def _embed(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
-        data = await self._client.post(f"{root(server.url)}/embedding", _embedding(call.ids))
+        data = await self._post(server.url, "/embedding", _embedding(call.ids))
         await self.check_connection(server)
         vectors = _vectors(data)
         if [len(vector) for vector in vectors] != [self.info.dimensions]:
@@ -175,7 +162,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
 
     async def _score(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
         query, document = call.pooling.texts
-        data = await self._client.post(f"{root(server.url)}/rerank", {"query": query, "documents": [document]})
+        data = await self._post(server.url, "/rerank", {"query": query, "documents": [document]})
         await self.check_connection(server)
         try:
             (result,) = orjson.loads(data)["results"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ _MOST_NAME = 1000  # characters
 _MAX_RESPONSE = 1 << 26  # bytes of a response that is not a stream
 _MODELS_TIMEOUT = 5.0  # seconds for /models
 _MOST_STALE = 4  # idle connections that one request tries
+_LARGE = 1 << 20  # bytes of a request
 _PLAIN = ("", "identity")
 
 Events = AsyncIterator[list[StreamEvent]]
@@ -122,17 +124,19 @@ class HttpClient:
         except ValueError as error:
             raise Failed("does not report its settings", f"its {urls[-1]} cannot be read: {error!r}") from None
 
-    async def get(self, url: str, *, may_miss: bool = False) -> bytes:
+    async def get(self, url: str, *, may_miss: bool = False, waits: bool = False) -> bytes:
         """Return the body of a description, such as a list of models.
 
         Args:
             may_miss: whether to return b"" if the server does not have this address.
+            waits: whether the response may take as long as a step of the server.
 
         Raises:
             Failed: the server does not return it.
         """
         with self._translated():
-            async with self._session.get(url, timeout=self._models_timeout, allow_redirects=False) as response:
+            timeout = None if waits else self._models_timeout
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 data = await _body(response.content)
                 if response.status == 404 and may_miss:
                     return b""
@@ -185,11 +189,12 @@ class HttpClient:
         for _ in range(_MOST_STALE):
             connection: dict[str, bool] = {}
             try:
-                return await self._session.post(url, data=data, allow_redirects=False, trace_request_ctx=connection)
+                payload = _payload(data)
+                return await self._session.post(url, data=payload, allow_redirects=False, trace_request_ctx=connection)
             except self._broken:
                 if not connection:
                     raise
-        return await self._session.post(url, data=data, allow_redirects=False)
+        return await self._session.post(url, data=_payload(data), allow_redirects=False)
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -202,6 +207,11 @@ class HttpClient:
             raise Failed("cannot be reached", str(error.os_error)) from None
         except self._errors as error:
             raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
+
+
+def _payload(data: bytes) -> Any:
+    """Return the data as aiohttp expects it: large data as a file, which it sends in parts."""
+    return io.BytesIO(data) if len(data) > _LARGE else data
 
 
 def suitable(models: Sequence[HttpModel], name: str | None, kind: str | None) -> HttpModel:

@@ -11,20 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from handler.core.errors import ConfigError, Problem
 from handler.core.values import Sampling, Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, Step, StructuredOutputCheck, Tokenizer
-from handler.engines.huggingface.files import eos_ids
-from handler.engines.huggingface.files import fetch_descriptions as fetch
-from handler.engines.huggingface.pooling import HfPoolingTokenizer
-from handler.engines.llamacpp import media
-from handler.engines.llamacpp import pooling as llamacpp
+from handler.engines.huggingface import files
+from handler.engines.huggingface.files import eos_ids, fetch_descriptions, gguf_file
+from handler.engines.llamacpp import child
+from handler.engines.llamacpp import engine as llamacpp
 from handler.engines.llamacpp.check import LlamaCheck
-from handler.engines.llamacpp.engine import LlamaCppEngine, has_projector
-from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
+from handler.engines.llamacpp.engine import LlamaCppEngine, served_path
+from handler.engines.llamacpp.files import is_made, model_directory, served_file
+from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
@@ -55,6 +55,7 @@ __all__ = [
 
 _TAKES_ENDS = ("vllm", "sglang")
 """Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
+_GGUF = "a .gguf file is enough only for llama.cpp's servers: set option.model_id to the model's Hugging Face directory"
 _ABORT_TIMEOUT = 5.0  # seconds
 _ABORT_SECONDS = 0.5  # for a server to receive the last abort before the event loop rests
 
@@ -68,13 +69,51 @@ class UrlSetting(RemoteOptions):
         Raises:
             ConfigError: a kind of server does not support the model's task, or option.base_url is not set.
         """
-        check_task(config, config.engine_options.get("base_url_kind", "auto"))
+        check_task(config, _set_kind(config))
         return super().urls(config)
+
+    def check_model(self, model_id: str | None, config: EngineConfig) -> None:
+        if model_id is None and _set_kind(config) == "llamacpp":
+            return  # at startup, the servers are asked for their file
+        if gguf_file(model_id) is None:
+            super().check_model(model_id, config)
+        else:
+            check_gguf(config)
+
+    def prepare(self, model_id: str | None, config: EngineConfig) -> Path:
+        """Return the directory of the model's tokenizer, chat template and config, which a GGUF file also contains.
+
+        Raises:
+            ConfigError: the model does not exist, or has no tokenizer.
+        """
+        if model_id is None and _set_kind(config) == "llamacpp":
+            return model_directory(served_path(self.urls(config)))
+        if (file := served_file(model_id)) is None:
+            return super().prepare(model_id, config)
+        check_gguf(config)
+        return model_directory(file)
+
+
+def _set_kind(config: EngineConfig) -> str:
+    return str(config.engine_options.get("base_url_kind", "auto"))
+
+
+def check_gguf(config: EngineConfig) -> None:
+    """Raise ConfigError if the servers are certainly not llama.cpp's, for which alone a GGUF file is enough."""
+    if (kind := _set_kind(config)) not in ("llamacpp", "auto"):
+        raise ConfigError(f"option.base_url_kind={kind}: {_GGUF}")
+
+
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """Download a model's files except the weights, or the GGUF file of llama.cpp's servers; see `engines.fetch`."""
+    if gguf_file(model_id) is None:
+        return fetch_descriptions(model_id, config)
+    return files.fetch(model_id, config, child.download, files.is_hub_reference)
 
 
 def check_task(config: EngineConfig, kind: str) -> None:
     """Raise ConfigError if a kind of server does not support the model's task, or if option.pooling is set."""
-    llamacpp.check_task(config)
+    check_pooling(config)
     pools = ("llamacpp", "sglang", "auto") if config.task is Task.EMBEDDING else ("llamacpp", "auto")
     if config.task is not Task.GENERATION and kind not in pools:
         wanted = f"option.task={config.options.task}: servers of the kind {kind}"
@@ -286,13 +325,11 @@ def capabilities(config: EngineConfig) -> Capabilities:
     """
     kind = _kind(config)
     check_task(config, kind)
-    if kind == "llamacpp":
-        return replace(LLAMACPP, no_media=media.no_media(projector=has_projector(_SETTING.urls(config))))
-    return KINDS[kind].capabilities
+    return llamacpp.capabilities(config) if kind == "llamacpp" else KINDS[kind].capabilities
 
 
 def _kind(config: EngineConfig) -> str:
-    kind: str = config.engine_options.get("base_url_kind", "auto")
+    kind = _set_kind(config)
     return find_kind(_SETTING.urls(config)) if kind == "auto" else kind
 
 
@@ -308,16 +345,16 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling | SglangPooling:
     kind = _kind(config)
     check_task(config, kind)
+    if kind != "llamacpp" and config.model is not None and is_made(config.model):
+        raise ConfigError(f"the servers are of the kind {kind}: {_GGUF}")
     if kind == "llamacpp":
-        return LlamaCppEngine(config) if config.task is Task.GENERATION else LlamaPooling(config)
+        return llamacpp.load(config)
     if config.task is not Task.GENERATION:
         return SglangPooling(config)
     return SglangEngine(config, kind) if kind == "sglang" else UrlEngine(config, kind)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is not Task.GENERATION:
-        return HfPoolingTokenizer(config.model_path, config.chat_template, keeps_texts=config.task is Task.RERANK)
-    urls = config.engine_options.get("base_url", ())
-    projector = bool(urls) and _kind(config) == "llamacpp" and has_projector(_SETTING.urls(config))
-    return media.load_tokenizer(config, projector=projector)
+    if config.task is Task.GENERATION and not (config.engine_options.get("base_url") and _kind(config) == "llamacpp"):
+        return files.load_tokenizer(config)
+    return llamacpp.load_tokenizer(config)

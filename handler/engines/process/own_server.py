@@ -104,18 +104,18 @@ class OwnServer:
         listeners = _listeners(self._port)
         if not listeners:
             raise Failed("cannot be reached", "it does not listen", silent=True)
-        if listeners - _opened([self._process.pid, *descendants(self._process.pid)]):
+        if listeners - _opened(self._pids()):
             raise Failed("shares its port", "another process listens there", lasts=True, ill=True)
 
     def listens(self) -> bool:
-        """Return whether the server listens on its port, as far as the system tells."""
-        if not _TCP[0].exists():
-            return True
-        try:
-            self.check_port()
-        except Failed as error:
-            return not error.silent
-        return True
+        """Return whether the server itself listens on its port, as far as the system tells."""
+        if self._process is None or not _TCP[0].exists():
+            return self._process is not None
+        return bool(_listeners(self._port) & _opened(self._pids()))
+
+    def _pids(self) -> list[int]:
+        assert self._process is not None
+        return [self._process.pid, *descendants(self._process.pid)]
 
     def stop(self) -> None:
         if self._process is None:

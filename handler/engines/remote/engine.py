@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
 from handler.core.values import Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, NoAdapters, Output, Silence, Step
+from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, choose
 
 _IDLE = 0.05  # seconds after which a step returns an empty result; the supervisor would consider silence a hang
@@ -28,6 +29,7 @@ _ASK_AGAIN = 1.0  # minimum seconds between two checks of a server after refused
 _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
+_MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
 _NOT_ENFORCED = {
@@ -94,11 +96,21 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         kind: name of the servers in messages to clients.
         max_silence: number of seconds without a token after which a request fails.
         close_seconds: number of seconds to wait for connections to close.
+        own: server that the engine starts, which ends together with the engine; None if other servers are used.
     """
 
     no_adapters = "adapters are loaded by the server at option.base_url"
+    own_name: ClassVar[str] = "the server"
+    """Description of the engine's own server in messages."""
 
-    def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        urls: Sequence[str],
+        max_silence: float,
+        close_seconds: float = 0.0,
+        own: OwnServer | None = None,
+    ) -> None:
         import uvloop
 
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -111,6 +123,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
         # The probes that are under way, by address, prompt and cache salt.
         self._questions: dict[tuple[str, tuple[int, ...], str], Question] = {}
+        self._own = own
+        self._lost: Failed | None = None  # why the engine's own server has to be restarted
         self._interrupted = False
         self._listen_at = 0.0  # time of the next search for silent servers
 
@@ -238,6 +252,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             timer.cancel()
         if time.monotonic() >= self._listen_at:
             self._end_silent()
+        if self._lost is not None:
+            raise RuntimeError(f"{self.own_name} {self._lost}")
         if self._interrupted:
             self._interrupted = False
             raise Interrupted
@@ -269,6 +285,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self.complete(self.disconnect())
         self.complete(asyncio.sleep(self._close_seconds))
         self._loop.close()
+        if self._own is not None:
+            self._own.stop()
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
@@ -424,12 +442,18 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return None
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        """Prefer other servers for a while after a failure of this one."""
+        """Prefer other servers for a while after a failure of this one.
+
+        If the engine started the server, and the server will not recover, the engine ends at the next step. Its
+        supervisor then restarts both.
+        """
         if not error.busy:  # it may have been restarted
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} is a last resort for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
+        if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MOST_SILENT)):
+            self._lost = error
 
     # -- the ends of requests ------------------------------------------------------------------------------------
 

@@ -35,9 +35,13 @@ class RemoteOptions(NamedTuple):
         with problems:
             self.urls(config)
         with problems:
-            if not is_fetched(model_id):
-                self.prepare(model_id, config)
+            self.check_model(model_id, config)
         problems.check()
+
+    def check_model(self, model_id: str | None, config: EngineConfig) -> None:
+        """Check the model's files unless they are fetched later; see `prepare`."""
+        if not is_fetched(model_id):
+            self.prepare(model_id, config)
 
     def prepare(self, model_id: str | None, config: EngineConfig) -> Path:
         """Return the directory of `option.model_id`, from which the tokenizer, chat template and config are read.

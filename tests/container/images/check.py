@@ -4,6 +4,8 @@
 what SageMaker and hardened clusters do: read-only model data, a read-only root, a user without capabilities, SIGTERM in
 the middle of an answer.
 
+`llamacpp`, which is run only by its name, is built whole too, which takes 18 minutes of CPU time.
+
 `arm64`, which is run only by its name, is `cpu` for Arm. The machine must run such programs, as with Debian's qemu-user
 of sid. In an emulator the build takes half an hour or more.
 """
@@ -347,7 +349,9 @@ def check() -> None:
         _check_cpu(engine, scratch)
     if "again" in images:
         _check_again(engine, scratch)
-    if others := [name for name in images if name not in ("cpu", "again")]:
+    if "llamacpp" in images:
+        _check_llamacpp(engine, scratch)
+    if others := [name for name in images if name not in ("cpu", "again", "llamacpp")]:
         _check_laid_over(engine, scratch, others)
 
 
@@ -381,6 +385,25 @@ def _check_arm(engine: ContainerEngine, scratch: Path) -> None:
         assert container.ended(_END) == 0
     with _timed("arm64: read-only model data, converted at the start") as done:
         _model_data(engine, scratch / "model", done)
+
+
+def _check_llamacpp(engine: ContainerEngine, scratch: Path) -> None:
+    with _timed("llamacpp: build") as done:
+        done.append(f"{engine.build('llamacpp', {'CPU_BASE': DEBIAN, **_LABELS}, target='llamacpp'):.0f} MB")
+    model = scratch / "llamacpp-model"
+    model.mkdir()
+    write_small(model / "model.gguf", Kind.Q4_0)
+    options = ["--volume", f"{model}:/opt/ml/model:ro", *_READ_ONLY, "--tmpfs", "/tmp", *_UNPRIVILEGED]
+    with (
+        _timed("llamacpp: read-only model data and root, user 1000 without capabilities") as done,
+        _running(engine, "llamacpp", options) as container,
+    ):
+        done.append(f"ready after {_ready(container, _START):.1f} s")
+        done.append(container.execute("llama-server", "--version").strip())
+        _generated(container, "")
+        _orphans_are_reaped(container)
+        container.stop()
+        assert container.ended(_END) == 0
 
 
 def _check_again(engine: ContainerEngine, scratch: Path) -> None:

@@ -107,9 +107,23 @@ def test_the_kernels_of_sagemakers_hosts_are_built_and_no_others(tmp_path: Path)
     (tmp_path / "ggml" / "src").mkdir(parents=True)
     file = tmp_path / "ggml" / "src" / "CMakeLists.txt"
     file.write_text(KERNELS)
-    subprocess.run(["sh", "-euc", step.partition("&&")[0]], cwd=tmp_path, check=True)
+    subprocess.run(["sh", "-euc", step.split(" && ")[0]], cwd=tmp_path, check=True)
     kept = [line for line in KERNELS.splitlines() if not re.search("sse42 |ivybridge|armv9|apple", line)]
     assert file.read_text().splitlines() == kept
+
+
+def test_the_compiler_keeps_amx_s_configuration(tmp_path: Path) -> None:
+    """GCC 12 drops the stores to it that _tile_loadconfig does not claim to read; tiles are then not configured."""
+    [step] = [value for value in STAGES["llamacpp-build"].values("RUN") if "cmake " in value]
+    file = tmp_path / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    file.parent.mkdir(parents=True)
+    file.write_text("    tc.palette_id = 1;\n\n    _tile_loadconfig(&tc);\n    done = true;\n")
+    subprocess.run(["sh", "-euc", step.split(" && ")[1]], cwd=tmp_path, check=True)
+    assert file.read_text().splitlines()[2].split(";") == [
+        '    asm volatile("" : : "r"(&tc) : "memory")',
+        "     _tile_loadconfig(&tc)",
+        "",
+    ]
 
 
 def test_the_second_base_of_trtllm_is_one_argument_away() -> None:

@@ -25,6 +25,7 @@ from deploy.preflight import model as preflight_model
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, refuse_errors
 from deploy.resolve.decision import Decision, InstancePool
+from deploy.resolve.instances import architecture
 from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.s3.prefix import Entry
 from deploy.spec import Spec
@@ -169,9 +170,20 @@ def test_an_image_of_another_processor(ready: Cloud, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         aws.client("ecr"), "get_download_url_for_layer", lambda **which: {"downloadUrl": "http://there/config"}
     )
-    for body, verdict in ((b'{"architecture": "arm64"}', Verdict.ERROR), (b"{}", Verdict.OK)):
-        found = preflight(aws, spec(), decision(), fetch=lambda *asked, body=body: (200, body))
-        assert [check.verdict for check in found if check.name == "image"] == [verdict]
+    for body, host, verdict in (
+        (b'{"architecture": "arm64"}', "ml.g6e.xlarge", Verdict.ERROR),
+        (b'{"architecture": "arm64"}', "ml.c8g.2xlarge", Verdict.OK),
+        (b'{"architecture": "amd64"}', "ml.c8g.2xlarge", Verdict.ERROR),
+        (b'{"architecture": "amd64"}', "ml.c7i.2xlarge", Verdict.OK),
+        (b"{}", "ml.c8g.2xlarge", Verdict.OK),
+    ):
+        on = decision(instance_type=host)
+        checks = preflight(aws, spec(), on, fetch=lambda *asked, body=body: (200, body))
+        [found] = [check for check in checks if check.name == "image"]
+        assert found.verdict is verdict, (body, host)
+        if verdict is Verdict.ERROR:
+            assert found.says.endswith(f"{host} is an {architecture(host)} host")
+            assert f"--platform linux/{architecture(host)} " in found.advice
 
 
 LABEL = "com.amazonaws.sagemaker.capabilities.bidirectional-streaming"

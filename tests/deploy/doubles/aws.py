@@ -6,6 +6,7 @@ asks may do what their policies allow (`Cloud.policies`) and nothing else; only 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import threading
@@ -139,7 +140,8 @@ class Cloud(cloud.Cloud):
     def push(self, repository: str, tag: str, region: str = "us-east-1") -> str:
         """An image in ECR, made up; its digest."""
         ecr = self.client("ecr", region)
-        ecr.create_repository(repositoryName=repository)
+        with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
+            ecr.create_repository(repositoryName=repository)
         manifest = {"schemaVersion": 2, "config": {"digest": "sha256:0", "size": 1}, "layers": []}
         media = "application/vnd.docker.distribution.manifest.v2+json"
         made = ecr.put_image(

@@ -497,6 +497,13 @@ def test_variables_of_vllm_s_image_become_options_and_what_they_set_beside() -> 
     assert found.model_id == "a/b"
 
 
+AS_LLAMA_SERVER = {
+    "openai_compat": True,
+    "llm_engine": "llamacpp",
+    "override_generation_config": '{"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}',
+}
+
+
 @in_one_test(
     ("image", "given", "wanted"),
     [
@@ -508,13 +515,16 @@ def test_variables_of_vllm_s_image_become_options_and_what_they_set_beside() -> 
         (
             "llama-cpp:server-sagemaker-cpu-v1.0.1",
             {"SM_LLAMA_CPP_MODEL": "a/b", "SM_LLAMA_CPP_PARALLEL": "4", "LLAMA_ARG_ALIAS": "chat"},
-            {"openai_compat": True, "llm_engine": "openvino", "max_rolling_batch_size": 4, "served_model_name": "chat"},
+            {**AS_LLAMA_SERVER, "max_rolling_batch_size": 4, "served_model_name": "chat"},
         ),
         (
             "llama-cpp:server-sagemaker-cuda-v1", {"SM_LLAMA_CPP_MODEL": "a/b"},
-            {"openai_compat": True, "llm_engine": "vllm"},
+            AS_LLAMA_SERVER,
         ),
-        ("llama-cpp-arm64:server-sagemaker-cpu-v1", {}, {"openai_compat": True, "llm_engine": "openvino"}),
+        (
+            "llama-cpp-arm64:server-sagemaker-cpu-v1", {"SM_LLAMA_CPP_MODEL": "a/b", "SM_LLAMA_CPP_NUMA": "isolate"},
+            {**AS_LLAMA_SERVER, "llama_server_args": "--numa isolate"},
+        ),
     ],
 )  # fmt: skip
 def test_variables_of_aws_s_other_images_become_options(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,10 @@ from typing import Any
 import pytest
 
 from handler.config.loader import Reading, read_config
-from handler.config.options import IMAGES
+from handler.config.options import IMAGES, VARIABLES_OF
+from handler.container.arguments import translated_environment
+from handler.engines.base import EngineConfig
+from handler.engines.llamacpp.child import check_flags
 from tests.one_test import in_one_test
 from tests.unit.config.image_arguments import of_llama_server, of_sglang, variable_of
 
@@ -197,6 +202,175 @@ def test_the_token_of_llama_cpp_is_that_of_the_hub_and_secret() -> None:
     assert read(llama(HF_TOKEN="hf_a")).checked().warnings == ()
     (problem,) = read({**llama(HF_TOKEN="hf_a"), "HF_TOKEN": "hf_b"}).problems
     assert "hf_" not in str(problem)
+
+
+# -- the engine llamacpp, to which the flags of llama-server are passed on ---------------------------------------------
+
+
+LLAMACPP = {"OPTION_LLM_ENGINE": "llamacpp"}
+
+
+def flags_of(environ: dict[str, str]) -> str:
+    config = read({**LLAMACPP, **environ}).checked()
+    return shlex.join(config.engine_options.get("llama_server_args", ()))
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (llama(THREADS="4", FLASH_ATTN="on"), "--flash-attn on --threads 4"),
+        (llama(CACHE_TYPE_K="q8_0", CACHE_TYPE_V="q8_0"), "--cache-type-k q8_0 --cache-type-v q8_0"),
+        (llama(N_GPU_LAYERS="99", SPLIT_MODE="row"), "--n-gpu-layers 99 --split-mode row"),
+        (llama(ROPE_SCALING="yarn", YARN_ORIG_CTX="4096"), "--rope-scaling yarn --yarn-orig-ctx 4096"),
+        (llama(SPEC_DRAFT_MODEL="/a b.gguf"), "--spec-draft-model '/a b.gguf'"),
+        (llama(LORA="/l.gguf", UBATCH_SIZE="64"), "--lora /l.gguf --ubatch-size 64"),
+        (llama(MMPROJ="/p.gguf", IMAGE_MAX_TOKENS="70"), "--image-max-tokens 70 --mmproj /p.gguf"),
+        (llama(SWA_FULL="", CPU_MOE="true", CHECK_TENSORS="false"), "--cpu-moe --swa-full"),
+        ({"LLAMA_ARG_KV_OFFLOAD": "0", "LLAMA_ARG_NO_HOST": "off"}, "--no-kv-offload"),
+        ({"LLAMA_ARG_KV_OFFLOAD": "on", "LLAMA_ARG_UBATCH": "32"}, "--kv-offload --ubatch-size 32"),
+        ({"LLAMA_ARG_THREADS": "2", **llama(THREADS="3")}, "--threads 2 --threads 3"),  # the last one applies
+        (llama(KV_UNIFIED="true", CTX_SIZE="8192", PARALLEL="4"), "--kv-unified --ctx-size 8192"),
+        (llama(KV_UNIFIED="true"), "--kv-unified"),
+        (llama(CTX_SIZE="8192", TEMP="0.5"), ""),
+        (llama(LOG_VERBOSITY="4", METRICS="true"), ""),
+    ],
+)  # fmt: skip
+def test_llama_servers_flags_are_passed_on(environ: dict[str, str], wanted: str) -> None:
+    assert flags_of(environ) == wanted
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (llama(CTX_SIZE="8192", PARALLEL="4"), {"max_model_len": 2048, "max_rolling_batch_size": 4}),
+        (llama(KV_UNIFIED="true", CTX_SIZE="8192", PARALLEL="4"), {"max_model_len": 8192}),
+        (llama(BATCH_SIZE="512"), {"max_num_batched_tokens": 512}),
+        (llama(EMBEDDINGS="true", POOLING="mean"), {"task": "text-embedding", "pooling": "mean"}),
+        (
+            llama(TEMP="0.7", N_PREDICT="9"),
+            {
+                "override_generation_config": {
+                    "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "max_new_tokens": 9,
+                }
+            },
+        ),
+        (
+            {"LLAMA_ARG_THREADS": "1"},
+            {"override_generation_config": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}},
+        ),
+        (
+            {**llama(THREADS="1"), "OPTION_OVERRIDE_GENERATION_CONFIG": '{"top_k": 3}'},
+            {"override_generation_config": {"top_k": 3}},
+        ),
+        ({}, {"override_generation_config": None}),
+    ],
+)  # fmt: skip
+def test_the_other_variables_have_the_same_options_with_llamacpp(
+    environ: dict[str, str], wanted: dict[str, Any]
+) -> None:
+    config = read({**LLAMACPP, **environ}).checked()
+    assert {name: getattr(config, name, None) for name in wanted} == wanted
+
+
+def test_a_variable_that_names_no_flag_of_the_engine_keeps_its_answer_with_llamacpp() -> None:
+    (problem,) = read({**LLAMACPP, **llama(MIROSTAT="2")}).problems
+    assert "this server has no such default" in str(problem)
+    (problem,) = read({**LLAMACPP, **llama(PERF="much")}).problems
+    assert str(problem) == "environment variable SM_LLAMA_CPP_PERF=much: must be true or false"
+    (problem,) = read({**LLAMACPP, **llama(THREADS="2"), "OPTION_LLAMA_SERVER_ARGS": "-t 3"}).problems
+    assert "SM_LLAMA_CPP_THREADS and OPTION_LLAMA_SERVER_ARGS contradict each other" in str(problem)
+
+
+def test_other_engines_name_the_one_that_passes_a_flag_on() -> None:
+    (problem,) = read({**llama(SPEC_DRAFT_MODEL="/d.gguf"), "OPTION_LLM_ENGINE": "openvino"}).problems
+    assert str(problem).endswith("the engine llamacpp passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)")
+
+
+def test_a_file_replaces_the_flags_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.llama_server_args=-t 8\n")
+    environ = {**LLAMACPP, **llama(THREADS="2")}
+    config = read_config(properties=tmp_path / "serving.properties", environ=environ).checked()
+    assert config.engine_options["llama_server_args"] == ("-t", "8")
+    assert "option.llama_server_args (environment variable SM_LLAMA_CPP_THREADS); option.llama_server" in "\n".join(
+        config.warnings
+    )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "bin" / "llama-server"
+    path.parent.mkdir()
+    path.touch(0o755)
+    return path
+
+
+def test_the_variables_select_llamacpp_where_llama_server_is(program: Path) -> None:
+    found = {"PATH": str(program.parent)}
+    assert read({**found, **llama(CTX_SIZE="512")}).engine == "llamacpp"
+    assert read({**found, "LLAMA_ARG_CTX_SIZE": "512"}).engine == "llamacpp"
+    assert read({"OPTION_LLAMA_SERVER": str(program), **llama(CTX_SIZE="512")}).engine == "llamacpp"
+    assert read({**found, **llama(CTX_SIZE="512"), "OPTION_LLM_ENGINE": "openvino"}).engine == "openvino"
+    assert read({**found, **llama(CTX_SIZE="512")}, "option.llm_engine=vllm").engine == "vllm"
+    assert read({"PATH": str(program.parent.parent), **llama(CTX_SIZE="512")}).engine == "openvino"
+    assert read({"PATH": "", **llama(CTX_SIZE="512")}).engine == "openvino"
+    assert read(found).engine == "openvino"
+    assert read({**found, **sglang(TP="1")}).engine == "vllm"
+
+
+@in_one_test("more", [{}, {"OPTION_LLM_ENGINE": "llamacpp"}, {"OPTION_OVERRIDE_GENERATION_CONFIG": '{"top_k": 3}'}])
+def test_the_environment_of_a_container_is_translated_twice(program: Path, more: dict[str, str]) -> None:
+    """First by the container, whose variables the server then reads beside the image's own."""
+    variables = llama(MODEL="/m.gguf", THREADS="2", FLASH_ATTN="on", CTX_SIZE="4096", PARALLEL="2")
+    environ = {"PATH": str(program.parent), **variables, **more}
+    once, twice = read(environ), read(dict(translated_environment(environ).environ))
+    assert (once.engine, once.problems) == ("llamacpp", ())
+    assert (twice.engine, twice.problems) == ("llamacpp", ())
+    for name in ("model_id", "max_model_len", "override_generation_config", "engine_options"):
+        assert getattr(once.config, name) == getattr(twice.config, name), name
+
+
+def test_each_flag_is_an_argument_that_the_engine_accepts() -> None:
+    lines = {name: line for name, line in VARIABLES_OF["aws-llama-cpp"].items() if line.flag}
+    assert len(lines) > 150
+    words = sorted({line.flag for line in lines.values()})
+    check_flags(EngineConfig(replace(read_config(environ={}).config, engine_options={"llama_server_args": words})))
+    for name, line in lines.items():
+        assert line.refused or line.idle, name
+        assert line.answer == f"{line.otherwise}; the engine llamacpp passes it to llama-server"
+
+
+# -- SGLang's own server at option.base_url ----------------------------------------------------------------------------
+
+URL = {"OPTION_BASE_URL": "http://127.0.0.1:30000/v1"}
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (sglang(TP="2", DP="2", PORT="30000", SPECULATIVE_ALGORITHM="EAGLE", NNODES="2", DTYPE="half"), {}),
+        (sglang(MODEL_PATH="a/b", CONTEXT_LENGTH="32k"), {"model_id": "a/b", "max_model_len": 32_000}),
+        (sglang(TOOL_CALL_PARSER="qwen25", SERVED_MODEL_NAME="x"), {"tool_call_parser": "hermes"}),
+        (sglang(PREFERRED_SAMPLING_PARAMS='{"top_k": 5}'), {"override_generation_config": {"top_k": 5}}),
+    ],
+)
+def test_a_server_by_url_has_its_own_flags(environ: dict[str, str], wanted: dict[str, Any]) -> None:
+    config = read({**URL, **environ}).checked()
+    kind = config.engine_options["base_url_kind"]
+    assert (config.engine, kind, config.openai_compat, config.replicas) == ("openai", "sglang", True, "1")
+    assert {name: getattr(config, name) for name in wanted} == wanted
+    told = "\n".join(config.warnings)
+    for name in environ:
+        idle = f"{name} has no effect here: the server at option.base_url has its own flags"
+        assert (idle in told) is VARIABLES_OF["aws-sglang"][name].of_server
+
+
+def test_a_server_by_url_is_of_the_kind_that_the_options_say() -> None:
+    assert read({**sglang(TP="2"), "OPTION_BASE_URL": "grpc://127.0.0.1:1"}).engine == "grpc"
+    config = read({**URL, **sglang(TP="2"), "OPTION_BASE_URL_KIND": "auto"}).checked()
+    assert (config.engine, config.engine_options["base_url_kind"]) == ("openai", "auto")
+    config = read({**sglang(TP="2"), "OPTION_LLM_ENGINE": "openai"}, "option.base_url=http://h:1").checked()
+    assert (config.tensor_parallel_degree, config.engine_options["base_url_kind"]) == ("1", "auto")
+    assert read({**URL, **sglang(TP="2"), "OPTION_LLM_ENGINE": "echo"}).config.tensor_parallel_degree == "2"
 
 
 # -- the model of llama.cpp's image ------------------------------------------------------------------------------------

@@ -184,6 +184,12 @@ def _of_image(group: str, protecting: str) -> str:
         lists = f"{passed}\n\nWith other engines, the same variables are in the lists below.\n\n{lists}"
     unknown = "The server ignores variables that are not listed, and logs their names when it starts."
     neutral = "A refused variable may have a value that changes nothing, such as `0`."
+    if any(line.of_server for line in VARIABLES_OF[group].values()):
+        kept = sorted(name for name, line in VARIABLES_OF[group].items() if not line.of_server)
+        by_url = (
+            f"With a server at `option.base_url`, only these have an effect: {', '.join(f'`{name}`' for name in kept)}"
+        )
+        lists = f"{by_url}\n\nThe lists below are for the engine `vllm`.\n\n{lists}"
     return f"The lists are for {IMAGES[group]}. {unknown} {neutral}\n\n{lists}"
 
 

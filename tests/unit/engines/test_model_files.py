@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -269,7 +270,7 @@ def test_weights_that_genai_reads_are_taken(tmp_path: Path, kind: int) -> None:
 )  # fmt: skip
 def test_weights_that_genai_does_not_read_are_refused_with_those_it_reads(tmp_path: Path, kind: int, name: str) -> None:
     (tmp_path / "a.gguf").write_bytes(genai_file(kind=kind))
-    remedy = f"has {name} weights, .*: use a file with F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K weights, or the model's Hugg"
+    remedy = f"has {name} weights, .* use a file with F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K weights, or the model's Hugg"
     with pytest.raises(ConfigError, match=remedy):
         find_model(str(tmp_path / "a.gguf"), EngineConfig())
 
@@ -278,7 +279,8 @@ def test_weights_that_genai_does_not_read_are_refused_with_those_it_reads(tmp_pa
 def test_an_architecture_that_genai_does_not_read_is_refused(tmp_path: Path, name: bytes) -> None:
     data = gguf_file(pair(b"general.architecture", 8, string(name)), TOKENS, *READABLE, tensors=matrix(8)) + bytes(512)
     (tmp_path / "a.gguf").write_bytes(data)
-    with pytest.raises(ConfigError, match=rf"architecture {name.decode()}, .* llama, qwen2, qwen3: serve the model's"):
+    remedy = r"use --engine llamacpp, which needs .*\); or serve the model's Hugging"
+    with pytest.raises(ConfigError, match=rf"architecture {name.decode()}, .* llama, qwen2, qwen3: {remedy}"):
         find_model(str(tmp_path / "a.gguf"), EngineConfig())
 
 
@@ -287,7 +289,7 @@ def test_a_key_that_genai_needs_is_named(tmp_path: Path, place: int) -> None:
     (tmp_path / "a.gguf").write_bytes(genai_file(*READABLE[:place], *READABLE[place + 1 :]))
     (size,) = struct.unpack_from("<Q", READABLE[place])
     key = READABLE[place][8 : 8 + size].decode()
-    with pytest.raises(ConfigError, match=rf"its header lacks {key}, which OpenVINO GenAI needs: convert the model"):
+    with pytest.raises(ConfigError, match=rf"its header lacks {key}, which OpenVINO GenAI needs: .*convert the model"):
         find_model(str(tmp_path / "a.gguf"), EngineConfig())
 
 
@@ -296,6 +298,78 @@ def test_a_tokenizer_that_genai_does_not_read_is_refused(tmp_path: Path) -> None
     (tmp_path / "a.gguf").write_bytes(genai_file(READABLE[0], other, *READABLE[2:]))
     with pytest.raises(ConfigError, match="tokenizer of the kind llama, but OpenVINO GenAI reads only gpt2"):
         find_model(str(tmp_path / "a.gguf"), EngineConfig())
+
+
+# -- GGUF models in several parts ---------------------------------------------------------------------------------
+
+
+def part(number: int, count: int, *pairs: bytes, cut: int = 0) -> bytes:
+    numbers = (pair(b"split.no", 2, struct.pack("<H", number)), pair(b"split.count", 2, struct.pack("<H", count)))
+    data = gguf_file(*pairs, *numbers, tensors=matrix(8)) + bytes(256)  # the tensor has 272 bytes
+    return data[: len(data) - cut]
+
+
+def in_parts(directory: Path, changes: Mapping[int, bytes | None] | None = None) -> Path:
+    """Write a model in three parts, some of them changed or missing, and return the path of the first part."""
+    parts: dict[int, bytes | None] = {1: part(0, 3, ARCHITECTURE, TOKENS, *READABLE), 2: part(1, 3), 3: part(2, 3)}
+    for number, data in {**parts, **(changes or {})}.items():
+        if data is not None:
+            (directory / f"m-{number:05}-of-00003.gguf").write_bytes(data)
+    return directory / "m-00001-of-00003.gguf"
+
+
+def test_all_parts_of_a_model_are_read(tmp_path: Path) -> None:
+    first = in_parts(tmp_path)
+    header = gguf.check_parts(first)
+    assert (header.num_parts, len(header.tensors), header.architecture) == (3, 3, "llama")
+    assert gguf.size(first, 3) == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert model_files.locate(str(tmp_path), parts=True).path == first
+    assert gguf.check_parts(put(tmp_path, {"a.gguf": WHOLE}, "", gone) / "a.gguf").num_parts == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "message"),
+    [
+        (1, {2: None}, r"m-00002-of-00003\.gguf is missing: the model has 3 parts$"),
+        (1, {3: part(2, 3, cut=1)}, r"m-00003-of-00003\.gguf is cut short"),
+        (1, {3: part(2, 4)}, r"m-00003-of-00003\.gguf does not belong to .*m-00001-of-00003\.gguf, which has 3 parts$"),
+        (1, {2: b"GGUF"}, r"m-00002-of-00003\.gguf ends inside its header$"),
+        (2, {}, r"is a later part of a model in 3 parts: name the first, m-00001-of-00003\.gguf$"),
+        (
+            1,
+            {1: part(0, 2, ARCHITECTURE, TOKENS)},
+            r"is not the first of 2 parts: name the file \*-00001-of-00002\.gguf",
+        ),
+    ],
+)
+def test_a_part_that_is_missing_or_broken_is_named(
+    tmp_path: Path, number: int, changes: Mapping[int, bytes | None], message: str
+) -> None:
+    first = in_parts(tmp_path, changes)
+    with pytest.raises(ValueError, match=message):
+        gguf.check_parts(first.with_name(f"m-{number:05}-of-00003.gguf"))
+
+
+def test_an_engine_that_reads_one_file_names_the_ways_to_serve_parts(tmp_path: Path) -> None:
+    for path in (tmp_path, in_parts(tmp_path)):
+        with pytest.raises(ConfigError, match=r"`llama-gguf-split --merge m-00001-of-00003\.gguf .*--engine llamacpp"):
+            find_model(str(path), EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "different"),
+    [
+        ("q/m-00001-of-00012.gguf", ["q/m-00012-of-00012.gguf"], ["q/m-00001-of-00013.gguf", "m-00002-of-00012.gguf"]),
+        ("m.gguf", [], ["m2.gguf"]),
+        ("m-00002-of-00003.gguf", [], ["m-00001-of-00003.gguf"]),
+    ],
+)
+def test_a_pattern_matches_the_names_of_all_parts(name: str, others: list[str], different: list[str]) -> None:
+    pattern = gguf.parts_pattern(name)
+    assert [item for item in [name, *others, *different] if fnmatch(item, pattern)] == [name, *others]
+
+
+# -- a GGUF file in one part ------------------------------------------------------------------------------------------
 
 
 def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:

@@ -81,8 +81,11 @@ def planned(
 
 @pytest.fixture(autouse=True)
 def _account(cloud: Cloud, only_aws: None) -> None:
-    """The image and the role that the deployments name."""
-    cloud.push("lmi-handler", importlib.metadata.version("lmi-handler"))
+    """The images and the role that the deployments name."""
+    version = importlib.metadata.version("lmi-handler")
+    cloud.push("lmi-handler", version)
+    cloud.push("lmi-handler-llamacpp", version)
+    cloud.push("lmi-handler-llamacpp", f"{version}-cu130")
     trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
     cloud.client("iam").create_role(RoleName="model", AssumeRolePolicyDocument=document)

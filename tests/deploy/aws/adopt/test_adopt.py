@@ -810,16 +810,28 @@ def test_adopting_a_public_endpoint_changes_only_image_and_variables(
     assert not wrong
 
 
-def test_an_endpoint_on_graviton_is_adopted_with_a_notice_before_all_others(
-    cloud: Cloud, tmp_path: Path, adopt: Callable[..., int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "image"),
+    [
+        ((), {"repository": "lmi-handler-llamacpp-arm64"}),
+        (("--image", "mine:2"), {"repository": "mine", "tag": "2", "architecture": "arm64"}),
+    ],
+)
+def test_an_endpoint_on_graviton_gets_an_image_for_it(
+    arguments: tuple[str, ...],
+    image: dict[str, str],
+    cloud: Cloud,
+    tmp_path: Path,
+    adopt: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    by_hand(cloud, GRAVITON.but(environment={**GRAVITON.environment, "SM_LLAMA_CPP_RPC": "a:1"}))
+    by_hand(cloud, GRAVITON)
     path = tmp_path / "chat.yaml"
-    assert adopt("--output", str(path)) == 0
+    assert adopt("--output", str(path), *arguments) == 0
+    assert content(path)["image"] == image
     assert content(path)["instance"]["type"] == "ml.c7g.2xlarge"
-    notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notices[0].startswith("note: Image cannot be mapped: it is for Graviton, but this project's cpu image is")
-    assert any("SM_LLAMA_CPP_RPC" in notice for notice in notices[1:])
+    assert content(path)["options"]["llm_engine"] == "llamacpp"
+    assert "note: " not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -172,6 +172,13 @@ def test_an_image_for_arm_is_built_for_it() -> None:
     assert "docker build --platform linux/arm64 " in push_instructions(f"{HERE}/lmi-handler-cpu:1", "arm64")
 
 
+def test_llamacpp_with_cuda_is_built_on_other_bases() -> None:
+    assert "--target llamacpp --build-arg LLAMACPP_BUILD_BASE=... --build-arg LLAMACPP_BASE=... -t" in (
+        push_instructions(f"{HERE}/lmi-handler-llamacpp:1-cu130")
+    )
+    assert "--target llamacpp -t lmi-handler-llamacpp:1 ." in push_instructions(f"{HERE}/lmi-handler-llamacpp:1")
+
+
 @in_one_test(
     ("image", "wanted"),
     [

@@ -17,6 +17,12 @@ from tests.ports import free_port
 from tests.servers import wait_for
 
 PROGRAM = shutil.which(os.environ.get("LLAMA_SERVER", "llama-server"))
+EXACT = ("--ctx-checkpoints", "0")
+"""A flag without which llama.cpp b11434 mixes the states of prompts that begin alike.
+
+It concerns models with sliding windows or with states in place of a cache. llama-server then restores a checkpoint that
+may contain one token of another prompt (`cur.pos_max > pos_next` in tools/server/server-context.cpp).
+"""
 
 
 class RealServer:

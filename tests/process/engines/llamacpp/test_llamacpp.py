@@ -114,11 +114,13 @@ def engine(model: Path | None, *servers: Served, timeout: float = PATIENCE, **op
         found.close()
 
 
-def own(server: Served, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
+def own(server: Served, prompt: Sequence[int] | dict[str, Any], **fields: Any) -> dict[str, Any]:
     """The server's own answer, which is not a stream."""
     neutral = {"temperature": 0, "samplers": ["penalties", "temperature"], "repeat_last_n": CONTEXT, "n_predict": 24}
-    body = {"prompt": [*prompt], "return_tokens": True, **neutral, **fields}
-    request = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode())
+    sent = prompt if isinstance(prompt, dict) else [*prompt]
+    body = {"prompt": sent, "return_tokens": True, **neutral, **fields}
+    kind = {"content-type": "application/json"}  # a form may have only 1 MiB
+    request = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode(), kind)
     with urllib.request.urlopen(request) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
@@ -634,6 +636,20 @@ def test_log_probabilities_of_other_tokens_are_not_taken(server: LlamaServer) ->
         with engine(None, server) as found:
             result = ask(found, TWO._replace(logprobs=True))
             assert result == failed(error=f"the llamacpp server {UNREADABLE}"), wrong
+
+
+def test_a_long_prompt_is_not_silence_while_it_is_computed(server: LlamaServer, model: Path) -> None:
+    server.prompt_pace = 0.4
+    with engine(model, server, timeout=1.0) as found:
+        result = ask(found, prompt=[10 + number % 900 for number in range(2000)])
+    assert result.error is None
+    assert len(result.ids) == 24
+
+
+def test_a_long_prompt_has_the_servers_own_answer(both: Both) -> None:
+    prompt = [10 + 71 * number % (len(both.server.pieces) - 20) for number in range(1500)]
+    with engine(both.model, both.server) as found:
+        assert ask(found, prompt=prompt).ids == own(both.server, prompt)["tokens"]
 
 
 def test_a_silent_server_fails_the_request(server: LlamaServer) -> None:

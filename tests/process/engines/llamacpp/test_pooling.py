@@ -38,6 +38,8 @@ from tests.unit.engines.pooling_models import DOCUMENTS, GOLDEN, QUERY, TEXTS, w
 
 EMBED, SCORE = Pooling("embed"), Pooling("score", normalize=False)
 PIECES = [b"x"] * 60
+TOGETHER = 1e-3
+"""Largest difference between llama-server's numbers for a text alone and together with other texts."""
 Served = LlamaServer | RealServer
 
 
@@ -158,7 +160,7 @@ def test_embeddings_are_the_servers_own(embedder: Both) -> None:
             found.add(EngineRequest(key, ids, EMBED))
         results = run(found, *range(1, len(TEXTS) + 1))
         for key, ids in enumerate(TEXTS, 1):
-            assert numbers(results[key]) == pytest.approx(embedding(server, ids), abs=1e-6)
+            assert numbers(results[key]) == pytest.approx(embedding(server, ids), abs=TOGETHER)
         raw = embedding(server, TEXTS[1], -1)
         assert numbers(ask(found, Pooling("embed", normalize=False))) == pytest.approx(raw, rel=1e-6)
         half = raw[: dimensions // 2]
@@ -302,11 +304,11 @@ def body(value: Any) -> bytes:
         ([body([{"embedding": [[1, 2, 3, 4]] * 2}])], "sent another embedding than at startup"),
         ([status(500, "down")], "answered 500"),
         ([body([{"embedding": [[1, 2, 3, 4]]}])[:-9]], "closed the connection"),
-        ([HANG], "sent no token for 0.3 s"),
+        ([HANG], "sent no token for 2 s"),
     ],
 )
 def test_a_fault_is_tried_again_and_at_last_named(bert: Path, script: list[bytes], words: str) -> None:
-    timeout = 0.3 if "0.3 s" in words else PATIENCE
+    timeout = 2.0 if "2 s" in words else PATIENCE
     with double("mean") as server, engine(config(bert, Task.EMBEDDING, server, timeout=timeout)) as found:
         server.scripts = [script] * 3
         assert words in (ask(found).error or "")
@@ -337,7 +339,7 @@ def test_a_cancelled_text_leaves_the_server(embedder: Both) -> None:
         assert not {*range(2, 40, 2)} & results.keys()
         for key in range(3, 40, 2):
             expected = embedding(server, TEXTS[key % 5])
-            assert numbers(results[key]) == pytest.approx(expected, abs=1e-6), "each gets its own"
+            assert numbers(results[key]) == pytest.approx(expected, abs=TOGETHER), "each gets its own"
 
 
 def test_kept_connections_need_no_question(bert: Path) -> None:

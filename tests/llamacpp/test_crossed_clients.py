@@ -1,0 +1,207 @@
+"""64 clients at once before a llama-server of the engine's own, which is killed while it streams."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.files import load_tokenizer
+from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.llamacpp.pieces import Pieces
+from tests import process_tree
+from tests.checkpoints import architectures
+from tests.doubles import tiny
+from tests.llamacpp.test_architectures import CLEAR, Case, differences
+from tests.process.engines.llamacpp import real
+from tests.process.engines.llamacpp.test_llamacpp import REAL, own, pieces_of
+from tests.servers import ANSWER_LIMIT, ServerProcess, options, serve, wait_for
+
+pytestmark = [REAL, pytest.mark.long, pytest.mark.timeout(600)]
+
+NUM_CLIENTS, NUM_KILLS, NUM_TOKENS = 64, 3, 24
+PATH = "/v1/completions"
+
+
+class Received(NamedTuple):
+    """What a client has received of a response.
+
+    Attributes:
+        error: the message of an error; "" if there was none.
+        ended: whether the response has ended; False if the client left.
+    """
+
+    text: str
+    error: str
+    ended: bool
+
+
+@pytest.fixture(scope="module", params=["gpt2", "mamba"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return architectures.make(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, str]:
+    """Prompts with different and clear responses of llama-server itself, asked one after the other."""
+    tokenizer = load_tokenizer(EngineConfig(model=model))
+    found = dict[str, str]()
+    with real.running(model / "model.gguf", pieces_of(model), 8, *real.EXACT) as plain:
+        for number in range(8 * NUM_CLIENTS):
+            text = f"{number} times the town of {number * number}"
+            prompt = list(tokenizer.encode(text).ids)
+            case = Case(prompt, own(plain, prompt, n_predict=NUM_TOKENS, n_probs=2, cache_prompt=False))
+            response = readable(tokenizer, case.ids)
+            if len(response) > 8 and response not in found.values() and min(differences(plain, case)) >= CLEAR:
+                found[text] = response
+            if len(found) == NUM_CLIENTS:
+                return found
+    raise AssertionError(f"only {len(found)} prompts have clear responses")
+
+
+def readable(tokenizer: HfTokenizer, ids: list[int]) -> str:
+    """Return the text, or "" if a token of it has no text, or if it ends within a character."""
+    assert tokenizer.vocabulary is not None
+    text = ids[:-1] if ids[-1] in tiny.EOS else ids
+    special = any(id < len(tiny.SPECIAL) for id in text)
+    if not text or special or Pieces(tokenizer.vocabulary.pieces).incomplete(text)[-1]:
+        return ""
+    return tokenizer.vocabulary.decode(text)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ServerProcess]:
+    own_options = options(
+        f"option.llama_server={real.PROGRAM}",
+        "option.llama_server_args=-t 1",
+        "option.max_rolling_batch_size=8",
+        "option.max_model_len=512",
+    )
+    with serve(str(model / "model.gguf"), "--engine", "llamacpp", *own_options) as found:
+        found.wait_ready()
+        yield found
+        found.stop()
+        wait_for(lambda: not of_model(model), 30, "llama-server outlives the server")
+
+
+def of_model(model: Path) -> list[int]:
+    """The processes that have a model's file among their arguments."""
+    found = process_tree.descendants(1)
+    return [pid for pid, command in found.items() if str(model) in command]
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    return {"prompt": text, "max_tokens": NUM_TOKENS, "temperature": 0, **more}
+
+
+def ask(server: ServerProcess, text: str, leave_after: float = math.inf) -> Received:
+    """Stream a response, and leave after a number of events."""
+    received, count = "", 0
+    request = body(text, stream=True)
+    with (
+        httpx.Client(timeout=ANSWER_LIMIT, trust_env=False) as client,
+        client.stream("POST", server.url + PATH, json=request) as response,
+    ):
+        if response.status_code != 200:
+            return Received("", json.loads(response.read())["error"]["message"], True)
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if data in ("", ":"):
+                continue
+            if data == "[DONE]":
+                return Received(received, "", True)
+            event = json.loads(data)
+            if "error" in event:
+                return Received(received, event["error"]["message"], True)
+            received += event["choices"][0]["text"]
+            count += 1
+            if count >= leave_after:
+                return Received(received, "", False)
+    return Received(received, "the stream ended early", True)
+
+
+def clients(server: ServerProcess, expected: dict[str, str], rounds: int) -> Iterator[tuple[str, Received]]:
+    """Ask each prompt several times, 64 at once. A quarter of the clients leave amid their responses."""
+    draw = random.Random(4)
+    texts = [text for _ in range(rounds) for text in draw.sample([*expected], len(expected))]
+    leave = [draw.randrange(1, NUM_TOKENS) if draw.random() < 0.25 else math.inf for _ in texts]
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        yield from zip(texts, pool.map(lambda given: ask(server, *given), zip(texts, leave, strict=True)), strict=True)
+
+
+def is_free(server: ServerProcess) -> bool:
+    return server.metric("lmi_active_sequences") == 0 == server.metric("lmi_queued_requests")
+
+
+def llama_server(server: ServerProcess) -> Sequence[int]:
+    found = process_tree.descendants(server.process.pid)
+    return [pid for pid, command in found.items() if command.startswith(str(real.PROGRAM))]
+
+
+def is_replaced(server: ServerProcess, pid: int) -> bool:
+    """Whether another llama-server runs in place of one that was killed."""
+    return len(found := llama_server(server)) == 1 and pid not in found
+
+
+def test_each_client_gets_its_own_response(server: ServerProcess, expected: dict[str, str]) -> None:
+    num_whole = 0
+    for text, received in clients(server, expected, 2):
+        assert not received.error, received
+        assert expected[text].startswith(received.text)
+        if received.ended:
+            assert received.text == expected[text]
+            num_whole += 1
+    assert num_whole > NUM_CLIENTS
+    wait_for(lambda: is_free(server), 30, "slots are busy")
+
+
+def test_kills_of_llama_server_fail_only_what_it_computes(server: ServerProcess, expected: dict[str, str]) -> None:
+    ended, num_killed = threading.Event(), 0
+    outcomes = Counter[str]()
+
+    def kill() -> None:
+        nonlocal num_killed
+        while not ended.wait(0.2) and num_killed < NUM_KILLS:
+            pids = llama_server(server)
+            if len(pids) == 1 and server.ping() == 200 and server.metric("lmi_active_sequences") > 4:
+                time.sleep(0.3)  # some have tokens by then
+                os.kill(pids[0], signal.SIGKILL)
+                num_killed += 1
+                wait_for(functools.partial(is_replaced, server, pids[0]), 60, "it is not started again")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for text, received in clients(server, expected, 6):
+            assert expected[text].startswith(received.text), (text, received)
+            if received.ended and not received.error:
+                assert received.text == expected[text]
+            outcomes[received.error or ("whole" if received.ended else "left")] += 1
+    finally:
+        ended.set()
+        killer.join()
+    print(num_killed, outcomes)
+    assert num_killed == NUM_KILLS
+    assert outcomes["whole"] > NUM_CLIENTS
+    errors = [error for error in outcomes if error not in ("whole", "left")]
+    assert errors
+    assert all(error.startswith("engine failure") for error in errors), errors
+    wait_for(lambda: server.ping() == 200, 60, "the server is not ready")
+    for text in [*expected][:8]:
+        assert ask(server, text) == Received(expected[text], "", True)
+    wait_for(lambda: is_free(server), 30, "slots are busy")
+    assert len(llama_server(server)) == 1

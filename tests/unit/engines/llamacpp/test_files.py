@@ -1,0 +1,193 @@
+"""The tokenizers of GGUF files, and the directories that are made of them. All expected tokens are llama.cpp's own."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from handler.core.errors import ConfigError
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.engines.llamacpp.files import model_directory
+from handler.engines.llamacpp.splits import WORDS
+from tests.checkpoints.gguf_header import byte_level, header, sentence_piece, write_header
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / "cache"))
+
+
+def made(path: Path, values: dict[str, Any]) -> Path:
+    return model_directory(write_header(path / "model.gguf", values))
+
+
+def tokens(directory: Path, text: str, *, special: bool = False) -> list[str]:
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    found: list[str] = tokenizer.encode(text, add_special_tokens=special).tokens
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "expected"),
+    [
+        ("gpt-2", "hello world", "hello Ġwor ld"),
+        ("gpt-2", "hell o  hello", "hell Ġ o Ġ Ġ hello"),
+        ("gpt-2", "121", "12 1"),
+        ("smollm", "121", "1 2 1"),
+        ("llama-bpe", "1212", "12 1 2"),
+        ("llama-bpe", "a\n\nb", "a ĊĊ b"),
+        ("gpt-2", "a\n\nb", "a Ċ Ċ b"),
+        ("gpt-2", "a<|im_end|>b<tool>", "a <|im_end|> b <tool>"),
+        ("gpt-2", "a <|im_end|> b", "a Ġ <|im_end|> Ġ b"),
+    ],
+)
+def test_words_are_divided_as_the_header_says(tmp_path: Path, pre: str, text: str, expected: str) -> None:
+    assert tokens(made(tmp_path, byte_level(pre)), text) == expected.split()
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_each_name_of_a_pre_tokenizer_gives_a_tokenizer_that_loses_nothing(tmp_path: Path, pre: str) -> None:
+    if pre == "whitespace":
+        pytest.skip("removes spaces")
+    tokenizer = Tokenizer.from_file(str(made(tmp_path, byte_level(pre)) / "tokenizer.json"))
+    text = "Hello  WORLD's 1234567 x\n\n\t é日本۱۲"
+    if WORDS[pre].spaces:
+        text = "hello"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("abc", "▁ abc"),
+        ("cabc", "▁ c abc"),
+        ("a<tool>a", "▁a <tool> ▁a"),
+        ("aaaa", "▁a aaa"),
+        ("aab  ab", "▁a ab ▁ ▁ab"),
+        ("é", "▁ <0xC3> <0xA9>"),
+        ("", ""),
+    ],
+)
+def test_sentence_pieces_are_merged_by_score(tmp_path: Path, text: str, expected: str) -> None:
+    assert tokens(made(tmp_path, sentence_piece()), text) == expected.split()
+
+
+def test_special_tokens_are_added_as_the_header_says(tmp_path: Path) -> None:
+    assert tokens(made(tmp_path, sentence_piece()), "a", special=True) == ["<s>", "▁a"]
+    values = sentence_piece(add_bos_token=False, add_eos_token=True, add_space_prefix=False)
+    assert tokens(made(tmp_path, values), "a", special=True) == ["a", "</s>"]
+
+
+def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+    values = byte_level(**{"tokenizer.chat_template": template, "llama.context_length": 77})
+    config = EngineConfig(model=made(tmp_path, values))
+    tokenizer = load_tokenizer(config)
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
+    assert prompt.text == "<|im_start|>hello<|im_end|>"
+    assert list(prompt.ids) == [268, 259, 269]
+    vocabulary = tokenizer.vocabulary
+    assert [vocabulary.pieces[id] for id in (0, 254, 264, 270)] == [b"!", b"\xa0", b"ld", b"<tool>"]
+    assert vocabulary.special == {268, 269}
+    assert eos_ids(config) == {269}
+    assert json.loads((config.model_path / "config.json").read_text())["max_position_embeddings"] == 77
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (byte_level("strange"), r"its pre-tokenizer 'strange' \(tokenizer\.ggml\.pre\) is not supported: serve the mo"),
+        (byte_level(model="rwkv"), "its tokenizer is of the kind 'rwkv'"),
+        (byte_level(tokens=[b"\xff"]), "its token 0 is not UTF-8"),
+        (byte_level(tokens=["a", "b", "a"]), "its tokens 0 and 2 have the same text 'a'"),
+        (byte_level(tokens=[]), "it contains no tokenizer"),
+        (byte_level(tokens=[1, 2]), r"tokenizer\.ggml\.tokens is a list of another type"),
+        (byte_level(token_type=[1]), r"tokenizer\.ggml\.token_type has 1 of 271 tokens"),
+        (byte_level(merges=["h x"]), "its merge of 'h' and 'x' is not one of its tokens"),
+        (sentence_piece(tokens=["a"], token_type=[1], scores=[0.0]), "its vocabulary has no token <0x00>"),
+        ({**byte_level(), "general.type": "adapter"}, r"extends a model \(adapter\)"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        made(tmp_path, values)
+    assert str(refused.value).count("model.gguf") == 1
+    assert not list((tmp_path / "cache" / "converted").glob("*/")), "nothing is left"
+
+
+def test_a_list_that_is_longer_than_any_vocabulary_is_not_read(tmp_path: Path) -> None:
+    data = bytearray(header({"tokenizer.ggml.tokens": ["a"]}))
+    data[-17:-9] = struct.pack("<Q", 1 << 30)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="a list in its header has 1,073,741,824 items"):
+        model_directory(path)
+
+
+def test_a_chat_begins_with_the_token_that_llama_cpp_adds(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    chat = [{"role": "user", "content": "a"}]
+    for given in (template, "{{ bos_token }}" + template, "<s>" + template):
+        directory = made(tmp_path, sentence_piece(**{"tokenizer.chat_template": given}))
+        prompt = load_tokenizer(EngineConfig(model=directory)).encode_chat(chat)
+        assert prompt.text == "<s>a"
+        assert next(iter(prompt.ids)) == 1
+        (tmp_path / "model.gguf").unlink()
+    directory = made(tmp_path, sentence_piece(add_bos_token=False, **{"tokenizer.chat_template": template}))
+    assert load_tokenizer(EngineConfig(model=directory)).encode_chat(chat).text == "a"
+
+
+def test_a_template_for_tools_is_kept_beside_the_default(tmp_path: Path) -> None:
+    values = byte_level(**{"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with {{ tools }}"})
+    tokenizer = load_tokenizer(EngineConfig(model=made(tmp_path, values)))
+    chat = [{"role": "user", "content": "a"}]
+    assert tokenizer.encode_chat(chat).text == "plain"
+    assert tokenizer.encode_chat(chat, [{"type": "function"}]).text.startswith("with [")
+
+
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁he", "llo", "▁", "w", "▁.", "▁中", "▁e"]
+
+
+def word_piece(**more: Any) -> dict[str, Any]:
+    kinds = [3, 3, 3, 3, *[1] * (len(WORD_PIECES) - 4)]
+    ids = {"unknown_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3, "padding_token_id": 0}
+    return {"model": "bert", "tokens": WORD_PIECES, "token_type": kinds, **ids, **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("HELLO hello.", "▁he llo ▁he llo ▁."),
+        ("hello, w", "▁he llo [UNK] ▁ w"),
+        ("é中e", "▁e ▁中 ▁e"),
+        ("he[SEP]he\u200bllo", "▁he [SEP] ▁he llo"),
+        ("hellox", "[UNK]"),
+    ],
+)
+def test_word_pieces(tmp_path: Path, text: str, expected: str) -> None:
+    directory = made(tmp_path, word_piece())
+    assert tokens(directory, text) == expected.split()
+    assert tokens(directory, text, special=True) == ["[CLS]", *expected.split(), "[SEP]"]
+
+
+def test_word_pieces_may_keep_case_and_accents(tmp_path: Path) -> None:
+    directory = made(tmp_path, word_piece(**{"tokenizer.ggml.normalizer.lowercase": False}))
+    assert tokens(directory, "HELLO he é") == ["[UNK]", "▁he", "[UNK]"]
+
+
+def test_the_directory_is_made_once_and_may_lie_beside_the_file(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "model.gguf", byte_level())
+    first = model_directory(path)
+    (first / "tokenizer.json").write_text("changed")
+    assert model_directory(path) == first
+    assert (first / "tokenizer.json").read_text() == "changed"
+    beside = tmp_path / "converted" / first.name
+    beside.mkdir(parents=True)
+    assert model_directory(path) == beside
