@@ -238,6 +238,11 @@ class LlamaServers(RemoteEngine[C]):
         Raises:
             Failed: the server serves another model.
         """
+        if self._child is not None:
+            # While it runs, no other process can listen on its port. That it listens there was checked at the start.
+            if failure := self._child.failure():
+                raise Failed(failure, lasts=True, ill=True)
+            return
         if self._client.num_connections != self._num_connections.get(server.url):
             server.known = False
             await self.ask(server)
