@@ -182,7 +182,7 @@ def ask_forever(engine: EngineSupervisor) -> None:
 
 def failure(given: EngineConfig) -> str:
     """Why an engine cannot be loaded."""
-    engine = EngineSupervisor(Spec("llamacpp", given), load_timeout=20)
+    engine = EngineSupervisor(Spec("llamacpp", given), load_timeout=60)
     try:
         with pytest.raises(GenerationFailed) as failed:
             load(engine)
