@@ -183,16 +183,16 @@ def pooled_task(path: Path) -> str:
     Returns:
         "rerank", "text-embedding", or "" for a model that generates text, and for a broken file.
     """
-    found = ""
+    task = ""
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         for key, value in _pairs(file, _begin(file)[1]):
             if key == _TOKENS:
                 break
             if key == _ARCHITECTURE and value in _ENCODERS:
-                found = found or "text-embedding"
+                task = task or "text-embedding"
             elif key.endswith(b".pooling_type") and isinstance(value, int) and value != _NO_POOLING:
-                found = "rerank" if value == _RANK else "text-embedding"
-    return found
+                task = "rerank" if value == _RANK else "text-embedding"
+    return task
 
 
 def contents(path: Path) -> tuple[str, int]:

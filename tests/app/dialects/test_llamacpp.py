@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from handler.config import gguf
 from handler.core.text import Vocabulary
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.pieces import Pieces
 from tests.app.dialects.test_decisions import TYPESAFE, ask
 from tests.app.dialects.test_every_dialect import DIALECTS, STREAMS, answered
@@ -27,6 +31,7 @@ from tests.servers import options
 
 TEXTS = [f"town {number}" for number in range(60)]
 GREEDY = {"temperature": 0}
+LETTER = "root ::= [A-Z]"  # llama-server reports no log-probabilities of a token that leaves a character incomplete
 
 
 class Front(NamedTuple):
@@ -48,21 +53,45 @@ class Front(NamedTuple):
         return self.vocabulary.decode(self.answer(text, count))
 
 
-@pytest.fixture(scope="module", params=["double", pytest.param("real", marks=REAL)])
+DEMO = pytest.param("demo", marks=[REAL, pytest.mark.model])
+PLAIN = options("option.chat_template={{ messages[-1]['content'] }}")
+"""All dialects get the same prompt for a text."""
+
+
+@pytest.fixture(scope="module", params=["double", pytest.param("real", marks=REAL), DEMO])
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    is_real = request.param == "real"
     directory = tmp_path_factory.mktemp("model")
+    if request.param == "demo":
+        with before_demo(directory, request.getfixturevalue("demo_model")) as found:
+            yield found
+        return
+    is_real = request.param == "real"
     model: Path = byte_gguf.make(directory) if is_real else tiny.make(directory)
     tokenizer = load_tokenizer(EngineConfig(model=model))
     assert tokenizer.vocabulary is not None
     pieces = tokenizer.vocabulary.pieces
-    with real.running(model / "model.gguf", pieces) if is_real else llama_server.listening(pieces) as upstream:
-        own_options = options(
-            f"option.base_url={upstream.url}/v1", "option.chat_template={{ messages[-1]['content'] }}"
-        )
-        with serve(str(model), "--engine", "openai", *own_options) as server:
-            server.wait_ready()
-            yield Front(server, upstream, tokenizer)
+    with (
+        real.running(model / "model.gguf", pieces) if is_real else llama_server.listening(pieces) as upstream,
+        serve(str(model), "--engine", "openai", *options(f"option.base_url={upstream.url}/v1"), *PLAIN) as server,
+    ):
+        server.wait_ready()
+        yield Front(server, upstream, tokenizer)
+
+
+@contextlib.contextmanager
+def before_demo(directory: Path, file: Path) -> Iterator[Front]:
+    """The demo model in the engine's own llama-server, and in another one, which answers alone."""
+    (directory / "model.gguf").symlink_to(file)
+    tokenizer = load_tokenizer(EngineConfig(model=model_directory(file)))
+    assert tokenizer.vocabulary is not None
+    own_options = options(f"option.llama_server={real.PROGRAM}", "option.llama_server_args=-t 1")
+    with (
+        real.running(directory / "model.gguf", tokenizer.vocabulary.pieces) as upstream,
+        serve(str(file), "--engine", "llamacpp", *own_options, *PLAIN) as server,
+    ):
+        upstream.eog = gguf.end_ids(file)
+        server.wait_ready()
+        yield Front(server, upstream, tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +161,21 @@ def test_decisions_are_read_from_its_log_probabilities(front: Front) -> None:
     question = TYPESAFE["questions"]["c"]  # its labels are letters
     found = ask(front.server, "/v1/systemone", {**TYPESAFE, "questions": {"c": question}})
     assert found["answers"]["c"]["choice"] in ("a", "b")
+
+
+def test_probabilities_of_options_of_several_tokens_are_the_servers_own(front: Front) -> None:
+    options = {"a red town": "far away", "a blue village": None, "no town at all": "none"}
+    question = {"type": "choice", "instructions": "Which town?", "criteria": options}
+    found = ask(front.server, "/v1/systemone", {"state": "It is red.", "questions": {"q": question}})
+    prompt = (
+        "It is red.\n\nQuestion: Which town?\nA: a red town - far away\nB: a blue village\nC: no town at all - none\n"
+        "Answer with the letter of one option only."
+    )
+    ids = front.tokenizer.encode(prompt).ids
+    (entry,) = own(front.upstream, ids, n_predict=1, n_probs=1000, grammar=LETTER)["completion_probabilities"]
+    logprobs = {top["id"]: top["logprob"] for top in entry["top_logprobs"]}
+    labels = [logprobs[front.tokenizer.encode(f"{prompt}{letter}").ids[-1]] for letter in "ABC"]
+    mass = sum(math.exp(logprob) for logprob in labels)
+    expected = {name: math.exp(logprob) / mass for name, logprob in zip(options, labels, strict=True)}
+    assert found["answers"]["q"]["probabilities"] == pytest.approx(expected, abs=1e-4)
+    assert found["diagnostics"]["q"]["label_mass"] == pytest.approx(mass, rel=1e-3)
