@@ -1,8 +1,8 @@
 """LoRA adapters of llama-server, which loads them only when it starts.
 
-A request names the scale of each adapter. Without scales, the server would apply those of its start. The engine never
-runs requests for different adapters at once, because llama-server would let one of them wait without a sign of life
-until the others have ended.
+A request contains the scale of each adapter. Without scales, the server would apply those of its start. The engine never
+runs requests for different adapters at once, because llama-server would let some of them wait in silence until the
+others have ended.
 
 Sources: llama.cpp b11434, tools/server/server-context.cpp (`launch_slot_with_task`, `can_batch_with`,
 `get_available_slot`, `get_lora_adapters`) and common/arg.cpp (`parse_csv_row`).
