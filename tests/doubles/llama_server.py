@@ -731,7 +731,8 @@ def listening(pieces: Sequence[bytes], num_slots: int = 4) -> Iterator[LlamaServ
 # -- as a program ------------------------------------------------------------------------------------------------------
 
 
-_PIECES = [*(bytes([byte]) for byte in range(256)), b"<eos>", b"ab"]  # those of `byte_gguf`
+_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256), *range(33), *range(127, 161), 173]
+_PIECES = [*(bytes([byte]) for byte in _BYTES), b"<eos>", b"ab"]  # those of `byte_gguf`, in the order of its ids
 _LOADING = 0.2  # seconds in which it answers 503
 _FLAGS = {"-m": str, "--host": str, "--port": int, "-t": int, "-ngl": str, "--seed": int}
 

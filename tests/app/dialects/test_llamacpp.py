@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from handler.config import gguf
 from handler.core.text import Vocabulary
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.pieces import Pieces
 from tests.app.dialects.test_decisions import TYPESAFE, ask
 from tests.app.dialects.test_every_dialect import DIALECTS, STREAMS, answered
@@ -50,21 +53,45 @@ class Front(NamedTuple):
         return self.vocabulary.decode(self.answer(text, count))
 
 
-@pytest.fixture(scope="module", params=["double", pytest.param("real", marks=REAL)])
+DEMO = pytest.param("demo", marks=[REAL, pytest.mark.model])
+PLAIN = options("option.chat_template={{ messages[-1]['content'] }}")
+"""All dialects get the same prompt for a text."""
+
+
+@pytest.fixture(scope="module", params=["double", pytest.param("real", marks=REAL), DEMO])
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    is_real = request.param == "real"
     directory = tmp_path_factory.mktemp("model")
+    if request.param == "demo":
+        with before_demo(directory, request.getfixturevalue("demo_model")) as found:
+            yield found
+        return
+    is_real = request.param == "real"
     model: Path = byte_gguf.make(directory) if is_real else tiny.make(directory)
     tokenizer = load_tokenizer(EngineConfig(model=model))
     assert tokenizer.vocabulary is not None
     pieces = tokenizer.vocabulary.pieces
-    with real.running(model / "model.gguf", pieces) if is_real else llama_server.listening(pieces) as upstream:
-        own_options = options(
-            f"option.base_url={upstream.url}/v1", "option.chat_template={{ messages[-1]['content'] }}"
-        )
-        with serve(str(model), "--engine", "openai", *own_options) as server:
-            server.wait_ready()
-            yield Front(server, upstream, tokenizer)
+    with (
+        real.running(model / "model.gguf", pieces) if is_real else llama_server.listening(pieces) as upstream,
+        serve(str(model), "--engine", "openai", *options(f"option.base_url={upstream.url}/v1"), *PLAIN) as server,
+    ):
+        server.wait_ready()
+        yield Front(server, upstream, tokenizer)
+
+
+@contextlib.contextmanager
+def before_demo(directory: Path, file: Path) -> Iterator[Front]:
+    """The demo model in the engine's own llama-server, and in another one, which answers alone."""
+    (directory / "model.gguf").symlink_to(file)
+    tokenizer = load_tokenizer(EngineConfig(model=model_directory(file)))
+    assert tokenizer.vocabulary is not None
+    own_options = options(f"option.llama_server={real.PROGRAM}", "option.llama_server_args=-t 1")
+    with (
+        real.running(directory / "model.gguf", tokenizer.vocabulary.pieces) as upstream,
+        serve(str(file), "--engine", "llamacpp", *own_options, *PLAIN) as server,
+    ):
+        upstream.eog = gguf.end_ids(file)
+        server.wait_ready()
+        yield Front(server, upstream, tokenizer)
 
 
 @pytest.fixture(scope="module")

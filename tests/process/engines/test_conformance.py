@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from handler.scheduler.engine import ReasoningEngine, SteppedEngine
 from handler.scheduler.labels import MAX_TOPS, LabelEngine
 from tests import vllm_forks
 from tests.label_batches import Text, check_batch
+from tests.process.engines.llamacpp.real import PROGRAM as LLAMA_SERVER
 from tests.servers import one_core
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
@@ -65,6 +66,10 @@ SETUPS = {
             },
         },
     ),
+    "llamacpp": Setup(
+        options={"llama_server": LLAMA_SERVER or "", "llama_server_args": ("-t", "1"), "base_url_timeout": 60.0},
+        dtype="auto",  # the file determines it
+    ),
     "grpc": Setup(
         model="hf_demo",
         options={"base_url_kind": "vllm", "base_url_connect_timeout": 5.0, "base_url_timeout": 60.0},
@@ -85,8 +90,12 @@ GRPC_SERVER = (
     ),
 )
 OPENVINO, VLLM = pytest.param("openvino", marks=pytest.mark.model), pytest.param("vllm", marks=pytest.mark.vllm)
+LLAMACPP = pytest.param(
+    "llamacpp",
+    marks=[pytest.mark.model, pytest.mark.skipif(LLAMA_SERVER is None, reason="no llama-server on PATH")],
+)
 GRPC = pytest.param("grpc", marks=[pytest.mark.vllm, pytest.mark.nightly])
-REAL = [OPENVINO, VLLM, GRPC]
+REAL = [OPENVINO, LLAMACPP, VLLM, GRPC]
 """Those that run a language model."""
 
 
@@ -165,6 +174,8 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         ),
         model=model,
     )
+    if (weights := engines.weights(name, None)) is not None:  # the demo model
+        config = replace(config, model=engines.prepare(name, None, config), weights=weights)
     with one_core() if name == "openvino" else contextlib.nullcontext():
         engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated, load_timeout=900)
     while engine.state is State.LOADING:
@@ -178,7 +189,7 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
     return Driver(name, engine, stepped, tokenizer, batcher, able.unsupported, able.no_labels)
 
 
-@pytest.fixture(scope="module", params=["echo", "trtllm", OPENVINO, VLLM, GRPC])
+@pytest.fixture(scope="module", params=["echo", "trtllm", OPENVINO, LLAMACPP, VLLM, GRPC])
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     if request.param == "vllm":
         yield request.getfixturevalue("vllm")

@@ -24,11 +24,13 @@ from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.files import load_tokenizer
+from handler.engines.llamacpp.answer import Tokens, aligned
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai import engine as openai_engine
 from handler.engines.openai.client import find_kind
 from handler.engines.remote import servers as remote_servers
+from handler.engines.remote.servers import Failed
 from tests.checkpoints import byte_gguf
 from tests.doubles import llama_server, tiny
 from tests.doubles.llama_server import CONTEXT, HANG, LlamaServer, Refusal
@@ -243,6 +245,18 @@ def test_the_log_probabilities_of_incomplete_characters(server: LlamaServer, mod
             values = values - numpy.log(numpy.exp(values).sum())
             assert result["logprobs"][place] == pytest.approx(values[id])
             assert [top for top, _ in result["tops"][place]] == numpy.argsort(-values)[:2].tolist()
+
+
+def test_log_probabilities_belong_to_their_tokens_if_special_ones_have_no_text() -> None:
+    """A special token after half a character leaves it incomplete, so llama-server reports neither."""
+    pieces = Pieces([b"\xc3", b"\xa4", b"<|im_start|>", b"a"])
+    for ids, reported in (([0, 2, 1, 3], [1, 3]), ([3, 0, 2, 3], [3, 3]), ([0, 2], []), ([2, 3], [2, 3])):
+        scores = [{"id": id, "number": number} for number, id in enumerate(reported)]
+        found = aligned(Tokens(ids, scores, "", len(ids)), pieces)
+        assert [score for score in found if score is not None] == scores
+        assert all(score is None or score["id"] == id for id, score in zip(ids, found, strict=True))
+    with pytest.raises(Failed, match="log-probabilities that cannot be read"):
+        aligned(Tokens([3], cast(Any, [7]), "", 1), pieces)
 
 
 def test_a_model_without_files_has_all_ids_too(both: Both) -> None:
@@ -638,16 +652,18 @@ def test_log_probabilities_of_other_tokens_are_not_taken(server: LlamaServer) ->
             assert result == failed(error=f"the llamacpp server {UNREADABLE}"), wrong
 
 
+def long_prompt(server: Served) -> list[int]:
+    return [10 + 71 * number % (len(server.pieces) - 20) for number in range(1500)]
+
+
 def test_a_long_prompt_is_not_silence_while_it_is_computed(server: LlamaServer, model: Path) -> None:
     server.prompt_pace = 0.4
     with engine(model, server, timeout=1.0) as found:
-        result = ask(found, prompt=[10 + number % 900 for number in range(2000)])
-    assert result.error is None
-    assert len(result.ids) == 24
+        assert ask(found, prompt=long_prompt(server)).ids == own(server, long_prompt(server))["tokens"]
 
 
 def test_a_long_prompt_has_the_servers_own_answer(both: Both) -> None:
-    prompt = [10 + 71 * number % (len(both.server.pieces) - 20) for number in range(1500)]
+    prompt = long_prompt(both.server)
     with engine(both.model, both.server) as found:
         assert ask(found, prompt=prompt).ids == own(both.server, prompt)["tokens"]
 

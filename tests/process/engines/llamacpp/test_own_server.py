@@ -137,6 +137,7 @@ def test_no_other_user_sees_the_key(engine: EngineSupervisor) -> None:
     assert len(key) == 64
     assert all(key not in command for command in process_tree.in_session(os.getsid(found)).values())
     assert not {"HF_TOKEN", "LLAMA_ARG_N_PREDICT", "LLAMA_ARG_PORT"} & {*variables}
+    assert variables["LLAMA_ARG_CTX_CHECKPOINTS"] == "0", "states of prompts that begin alike must not mix"
     assert Path(f"/proc/{found}/environ").stat().st_mode & 0o077 == 0
 
 
@@ -181,7 +182,7 @@ def ask_forever(engine: EngineSupervisor) -> None:
 
 def failure(given: EngineConfig) -> str:
     """Why an engine cannot be loaded."""
-    engine = EngineSupervisor(Spec("llamacpp", given), load_timeout=20)
+    engine = EngineSupervisor(Spec("llamacpp", given), load_timeout=60)
     try:
         with pytest.raises(GenerationFailed) as failed:
             load(engine)

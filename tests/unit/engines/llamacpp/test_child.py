@@ -1,0 +1,131 @@
+"""The sizes and the environment of a llama-server that the engine starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config import gguf
+from handler.config.config import Config
+from handler.engines.base import EngineConfig
+from handler.engines.llamacpp import child
+from handler.engines.llamacpp.child import Sizes
+from tests.checkpoints import byte_gguf
+from tests.one_test import in_one_test
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_gguf.make(tmp_path_factory.mktemp("bytes")) / "model.gguf"
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A token takes 128 KiB, as of a model of 8 billion weights."""
+    monkeypatch.setattr(child, "cache_bytes", lambda values: 128 << 10)
+    return 128 << 10
+
+
+def config(file: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(Config(**{"max_rolling_batch_size": 8, **options}, engine_options={}), weights=file)
+
+
+def test_a_token_takes_its_keys_and_values_in_all_layers(demo_model: Path) -> None:
+    assert child.cache_bytes(gguf.check_complete(demo_model).values) == 2 * 30 * 3 * (64 + 64)
+
+
+def test_a_header_may_list_the_heads_of_each_layer() -> None:
+    values: dict[bytes, object] = {
+        b"general.architecture": b"x",
+        b"x.block_count": 3,
+        b"x.attention.head_count": 8,
+        b"x.attention.head_count_kv": [2, 0, 4],
+        b"x.attention.key_length": 100,
+        b"x.attention.value_length": 50,
+    }
+    assert child.cache_bytes(values) == 2 * (2 + 4) * (100 + 50)
+    assert child.cache_bytes({}) == 0
+
+
+@in_one_test(
+    ("free", "options", "found"),
+    [
+        # All contexts fit: each slot has its own cache.
+        (64 * GIB, {}, Sizes(8, 8 * 2048, False, 8192)),
+        (64 * GIB, {"max_model_len": 100, "max_rolling_batch_size": 3}, Sizes(3, 300, False, 8192)),
+        # They do not: the slots share what fits into 4 GiB, half of the memory, or kv_cache_gib.
+        (64 * GIB, {"max_rolling_batch_size": 32}, Sizes(32, 32768, True, 8192)),
+        (2 * GIB, {}, Sizes(8, 8192, True, 512)),
+        (64 * GIB, {"kv_cache_gib": 1}, Sizes(8, 8192, True, 8192)),
+        (None, {"kv_cache_gib": 3, "max_rolling_batch_size": 16}, Sizes(16, 24576, True, 8192)),
+        # What an operator asks for is tried, even if it may not fit.
+        (64 * GIB, {"max_model_len": 1 << 17}, Sizes(8, 1 << 17, True, 8192)),
+        (1 * MIB, {}, Sizes(8, 2048, True, 0)),
+        (64 * GIB, {"enable_prefix_caching": False}, Sizes(8, 8 * 2048, False, 0)),
+    ],
+)
+def test_the_caches_fit_into_the_memory(
+    file: Path, token: int, free: int | None, options: dict[str, Any], found: Sizes
+) -> None:
+    total = None if free is None else free + file.stat().st_size
+    assert child.sizes(config(file, **options), total) == found
+    assert found.num_tokens * token <= max(free or 64 * GIB, 2048 * token) or "max_model_len" in options
+
+
+def test_a_container_may_have_less_memory_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = tmp_path / "meminfo"
+    machine.write_text("MemTotal: 8 kB\nMemAvailable:    2048 kB\n")
+    monkeypatch.setattr(child, "_MEMORY", machine)
+    monkeypatch.setattr(child, "_CGROUP", tmp_path)
+    assert child.free_memory() == 2 * MIB
+    (tmp_path / "memory.current").write_text("100\n")
+    for limit, free in (("max", 2 * MIB), ("1000", 900), ("50", 0)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert child.free_memory() == free
+    machine.unlink()
+    assert child.free_memory() is None
+
+
+def test_a_process_may_have_fewer_cores_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(child, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    cores = set(range(8))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    assert child.num_threads() is None
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    assert child.num_threads() == 2
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    cores -= {0, 1, 2}
+    assert child.num_threads() == 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert child.num_threads() == 3
+
+
+def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {
+        "HF_TOKEN": "hf_x",
+        "OPENAI_API_KEY": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "LLAMA_ARG_PORT": "1",
+        "AIP_MODE": "P",
+    }
+    for name, value in {**own, "CUDA_VISIBLE_DEVICES": "1", "LMI_LOG_LEVEL": "info"}.items():
+        monkeypatch.setenv(name, value)
+    found = child.environment(config(file, max_num_batched_tokens=64), "the-key")
+    assert not {*own, "LMI_LOG_LEVEL"} & {*found}
+    expected = {
+        "LLAMA_API_KEY": "the-key",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "LLAMA_ARG_BATCH": "64",
+        "LLAMA_ARG_OFFLINE": "1",
+    }
+    assert expected.items() <= found.items()
+    assert (found["LLAMA_ARG_N_PARALLEL"], found["LLAMA_ARG_LOG_VERBOSITY"]) == ("8", "2")
+    monkeypatch.setenv("LMI_LOG_LEVEL", "debug")
+    assert child.environment(config(file), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == "3"
