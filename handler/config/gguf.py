@@ -30,6 +30,7 @@ _TOKENS = b"tokenizer.ggml.tokens"
 _NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
 _MODEL, _MERGES = b"tokenizer.ggml.model", b"tokenizer.ggml.merges"
 _SCORES, _KINDS = b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type"
+_CHARACTERS = b"tokenizer.ggml.precompiled_charsmap"
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
 """Maps the name of a token in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
@@ -182,16 +183,16 @@ def pooled_task(path: Path) -> str:
     Returns:
         "rerank", "text-embedding", or "" for a model that generates text, and for a broken file.
     """
-    found = ""
+    task = ""
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         for key, value in _pairs(file, _begin(file)[1]):
             if key == _TOKENS:
                 break
             if key == _ARCHITECTURE and value in _ENCODERS:
-                found = found or "text-embedding"
+                task = task or "text-embedding"
             elif key.endswith(b".pooling_type") and isinstance(value, int) and value != _NO_POOLING:
-                found = "rerank" if value == _RANK else "text-embedding"
-    return found
+                task = "rerank" if value == _RANK else "text-embedding"
+    return task
 
 
 def contents(path: Path) -> tuple[str, int]:
@@ -397,6 +398,7 @@ class TokenizerHeader(NamedTuple):
         merges: the pairs of tokens to merge, with a space between them; empty if there are none.
         scores: the score of each token; empty if there are none.
         kinds: the type of each token, as llama.cpp's number; empty if there are none.
+        characters: the table with which SentencePiece normalizes texts; empty if there is none.
     """
 
     values: Mapping[bytes, object]
@@ -404,6 +406,7 @@ class TokenizerHeader(NamedTuple):
     merges: Sequence[bytes]
     scores: Sequence[float]
     kinds: Sequence[int]
+    characters: bytes = b""
 
 
 def read_tokenizer(path: Path) -> TokenizerHeader:
@@ -412,17 +415,18 @@ def read_tokenizer(path: Path) -> TokenizerHeader:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
-    lists: dict[bytes, list[Any]] = {key: [] for key in (_TOKENS, _MERGES, _SCORES, _KINDS)}
+    lists: dict[bytes, list[Any]] = {key: [] for key in (_TOKENS, _MERGES, _SCORES, _KINDS, _CHARACTERS)}
     with path.open("rb") as file:
         values = dict(_pairs(file, _begin(file)[1], lists))
-    for key, kind in ((_TOKENS, bytes), (_MERGES, bytes), (_SCORES, (int, float)), (_KINDS, int)):
+    types = ((_TOKENS, bytes), (_MERGES, bytes), (_SCORES, (int, float)), (_KINDS, int), (_CHARACTERS, int))
+    for key, kind in types:
         if not all(isinstance(item, kind) for item in lists[key]):
             raise ValueError(f"{path} is broken: {key.decode()} is a list of another type")
-    tokens, merges, scores, kinds = lists.values()
+    tokens, merges, scores, kinds, characters = lists.values()
     for key, numbers in ((_SCORES, scores), (_KINDS, kinds)):
         if key in values and len(numbers) < len(tokens):
             raise ValueError(f"{path} is broken: {key.decode()} has {len(numbers):,} of {len(tokens):,} tokens")
-    return TokenizerHeader(values, tokens, merges, scores, kinds)
+    return TokenizerHeader(values, tokens, merges, scores, kinds, bytes(number & 0xFF for number in characters))
 
 
 class Header(NamedTuple):

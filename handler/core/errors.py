@@ -192,14 +192,17 @@ class RefusedByEngine(InvalidParameter):
     """
 
     _REFUSED = "the engine refused the request"
-    _OVERFLOW = re.compile("context length|maximum allowed length|should not exceed max_(?:seq_len|num_tokens)", re.I)
+    _OVERFLOW = re.compile(
+        "context length|available context size|maximum allowed length|should not exceed max_(?:seq_len|num_tokens)",
+        re.I,
+    )
 
     def __init__(self, words: str, detail: str = "") -> None:
         super().__init__(f"{self._REFUSED}: {words}" if words else self._REFUSED, detail=detail)
 
     @property
     def tells_overflow(self) -> bool:
-        """Whether the message is the vLLM, SGLang or TensorRT-LLM error for a prompt that is too long."""
+        """Whether the message is the vLLM, SGLang, TensorRT-LLM or llama.cpp error for a prompt that is too long."""
         return bool(self._OVERFLOW.search(self.message))
 
     @property

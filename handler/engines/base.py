@@ -91,6 +91,10 @@ class Output(NamedTuple):
         return self.prompt_logprobs is None and self.tops is None and self.extras is None
 
 
+class Unsupported(ValueError):
+    """The engine does not support a request, because of the request's own values."""
+
+
 def failed(key: int, error: Exception | str) -> Output:
     """Return the output that ends a request because of an engine error.
 
@@ -98,7 +102,7 @@ def failed(key: int, error: Exception | str) -> Output:
         error: an exception, or a message from another program.
     """
     words, detail = _messages(error)
-    return Output(key, finish=Finish.ERROR, error=words, detail=detail)
+    return Output(key, finish=Finish.ERROR, error=words, detail=detail, refused=isinstance(error, Unsupported))
 
 
 def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, sampling: Sampling) -> int | None:

@@ -94,6 +94,7 @@ OF_DEPLOY = {
         "iam.simulation",
         "resolve.decision",
         "resolve.images",
+        "resolve.instances",
         "resolve.model.files",
         "resources.environment",
         "resources.resource",

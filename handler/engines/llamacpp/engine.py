@@ -483,8 +483,6 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
-        if isinstance(call, ImageCall):
-            raise Refused(400, "llama-server reports no log-probabilities of tokens that end within a character")
         pieces = await self._load_pieces()
         if pieces is None:
             raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
@@ -498,7 +496,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
-            body = self._with_adapter(server, call, scores(prefix, count))
+            body = await self._with_images(server, call, self._with_adapter(server, call, scores(prefix, count)))
             data = await self._client.post(f"{root(server.url)}/completion", body)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:

@@ -28,11 +28,16 @@ version, transformers does not take the tokenizer for one of Mistral's with a wr
 """
 
 
+class UnsupportedTokenizer(ConfigError):
+    """Raised if the kind of a file's tokenizer is not supported."""
+
+
 def model_directory(gguf: Path) -> Path:
     """Return a directory with the tokenizer, chat template, end tokens and configuration of a GGUF file.
 
     A container image may include the directory in `converted/` beside the file. Otherwise, it is created once below
-    the cache directory.
+    the cache directory. If the kind of tokenizer is not supported, the directory of the file is used if it contains a
+    tokenizer.
 
     Raises:
         ConfigError: the file is not a model, its tokenizer is not supported, or the directory cannot be written.
@@ -43,6 +48,11 @@ def model_directory(gguf: Path) -> Path:
         if beside.is_dir():
             return beside
         return make_once(model_files.cache_directory() / "converted" / name, lambda target, _: _write(gguf, target))
+    except UnsupportedTokenizer as error:
+        if not has_tokenizer(gguf.parent):
+            raise
+        log.warning("%s; its tokenizer is read from the files beside it", str(error).removesuffix(f": {REMEDY}"))
+        return gguf.parent
     except OSError as error:
         raise ConfigError(f"cannot read {gguf}: {error}") from None
     except ValueError as error:
@@ -77,7 +87,7 @@ def _write(source: Path, target: Path) -> None:
         vocabulary = GgufVocabulary.read(header)
         tokenizer = tokenizer_json(vocabulary)
     except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        raise UnsupportedTokenizer(f"{source}: {error}") from None
     _check(source, tokenizer)
     target.mkdir(parents=True)
     length = _context_length(header.values)
@@ -93,13 +103,13 @@ def _write(source: Path, target: Path) -> None:
 
 
 def _check(source: Path, tokenizer: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `tokenizers` refuses the tokenizer."""
+    """Raise UnsupportedTokenizer if `tokenizers` refuses the tokenizer."""
     from tokenizers import Tokenizer
 
     try:
         Tokenizer.from_str(json.dumps(tokenizer))
     except Exception as error:  # its own error is Exception itself
-        raise ConfigError(f"{source}: its tokenizer cannot be used: {error}: {REMEDY}") from None
+        raise UnsupportedTokenizer(f"{source}: its tokenizer cannot be used: {error}: {REMEDY}") from None
 
 
 def _tokenizer_config(

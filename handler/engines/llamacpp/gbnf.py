@@ -99,8 +99,8 @@ class _Reader:
         return Rules([rule or [] for rule in self._rules], self._numbers["root"])
 
     def _error(self, expected: str) -> ValueError:
-        found = repr(self._text[self._at : self._at + 20]) if self._at < len(self._text) else "the end"
-        return ValueError(f"the grammar has {found} where llama.cpp expects {expected}")
+        actual = repr(self._text[self._at : self._at + 20]) if self._at < len(self._text) else "the end"
+        return ValueError(f"the grammar has {actual} where llama.cpp expects {expected}")
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
         match = pattern.match(self._text, self._at)
@@ -156,8 +156,8 @@ class _Reader:
         symbol = _Symbol(0, 1)
         while (sign := self._text[self._at : self._at + 1]) and sign not in "|)\r\n":
             if sign in "*+?{":
-                least, most = self._counts(sign)
-                symbol = self._repeat(elements, symbol, least, most)
+                minimum, maximum = self._counts(sign)
+                symbol = self._repeat(elements, symbol, minimum, maximum)
             else:
                 symbol = self._symbol(elements, sign)
             self._skip(space)
@@ -233,28 +233,28 @@ class _Reader:
             self._at += 1
             return int(sign == "+"), 1 if sign == "?" else None
         match = self._take(_COUNTS, "a number of repetitions")
-        least = int(match[1][:9])
-        most = least if match[2] is None else int(match[3][:9]) if match[3] else None
-        if least > _MAX_REPETITIONS:
+        minimum = int(match[1][:9])
+        maximum = minimum if match[2] is None else int(match[3][:9]) if match[3] else None
+        if minimum > _MAX_REPETITIONS:
             raise ValueError(f"llama.cpp allows at most {_MAX_REPETITIONS} repetitions")
-        if most is not None and most < least:
+        if maximum is not None and maximum < minimum:
             raise ValueError("the grammar has a repetition whose maximum is less than its minimum")
-        return least, None if most is not None and most > _MAX_REPETITIONS else most
+        return minimum, None if maximum is not None and maximum > _MAX_REPETITIONS else maximum
 
-    def _repeat(self, elements: list[Element], symbol: _Symbol, least: int, most: int | None) -> _Symbol:
+    def _repeat(self, elements: list[Element], symbol: _Symbol, minimum: int, maximum: int | None) -> _Symbol:
         """Replace the last symbol by its repetition, with the rules that llama.cpp makes for it."""
         repeated = elements[symbol.start :]
         if not repeated:
             raise self._error("something to repeat before it")
-        num_rules = symbol.num_rules * ((most or least) or 1)
+        num_rules = symbol.num_rules * ((maximum or minimum) or 1)
         if num_rules > _MAX_REPETITIONS:
             raise ValueError(f"llama.cpp allows at most {_MAX_REPETITIONS} rules in a repetition")
-        self._count(len(repeated) * least)
-        elements[symbol.start :] = repeated * least
+        self._count(len(repeated) * minimum)
+        elements[symbol.start :] = repeated * minimum
         following: list[Element] = []
-        for _ in range(1 if most is None else most - least):
+        for _ in range(1 if maximum is None else maximum - minimum):
             number = self._new_rule()
-            self._add(number, [[*repeated, *([number] if most is None else following)], []])
+            self._add(number, [[*repeated, *([number] if maximum is None else following)], []])
             following = [number]
         elements += following
         return _Symbol(symbol.start, num_rules)

@@ -322,6 +322,9 @@ class ImageCall(LlamaCall):
         self._leg = Leg(self._prompt, self._most, streamed=self._leg.streamed)
         return completion(self._sampling, self._leg, self._context)
 
+    def prefix(self, ids: Sequence[int]) -> Sequence[int]:
+        return [*self._prompt, *ids]  # each completion begins with the first token of the response
+
     @property
     def resumes(self) -> bool:
         return True

@@ -1,7 +1,7 @@
 """Converts JSON schemas to GBNF in the same form as llama.cpp (common/json-schema-to-grammar.cpp of b11434).
 
 The grammar shows how ambiguous a schema is. It is also sent instead of a schema with a regular expression or a format:
-llama.cpp accepts any string where it does not support the expression, and ignores most formats.
+llama.cpp accepts any string where it does not support the expression, and ignores maximum formats.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def schema_grammar(schema: Any) -> SchemaGrammar:
     Raises:
         ValueError: a subschema is nested too deeply, or cannot be converted.
     """
-    found = SchemaGrammar(schema)
-    return found if found.is_native else SchemaGrammar(schema, is_compact=True)
+    written = SchemaGrammar(schema)
+    return written if written.is_native else SchemaGrammar(schema, is_compact=True)
 
 
 class SchemaGrammar:
@@ -67,7 +67,7 @@ class SchemaGrammar:
         self._root = schema
         self._rules: list[str] = []
         self._references: dict[str, str] = {}  # $ref -> rule
-        self._is_mixed = False  # whether an object may have other properties beside those that are named
+        self._is_mixed = False  # whether an object may have other properties beside its `properties`
         self.is_native = True
         root = self._element(schema, 0)
         if self._is_mixed and is_compact:
@@ -124,8 +124,8 @@ class SchemaGrammar:
         pattern, format = schema.get("pattern"), schema.get("format")
         expression = pattern if isinstance(pattern, str) else FORMATS.get(str(format))
         if expression is None:
-            least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-            return self._rule(f'"\\"" char{{{least},{most}}} "\\""') if least or most != "" else "string"
+            minimum, maximum = schema.get("minLength", 0), schema.get("maxLength", "")
+            return self._rule(f'"\\"" char{{{minimum},{maximum}}} "\\""') if minimum or maximum != "" else "string"
         self.is_native = self.is_native and pattern is None and format in _NATIVE
         beside = sorted(schema.keys() & {"minLength", "maxLength", *(("format",) if pattern is not None else ())})
         if beside:
@@ -138,11 +138,11 @@ class SchemaGrammar:
             parts = ' "," gap '.join(self._element(item, depth + 1) for item in items)
             return self._rule(f'"[" space {parts} space "]"')
         item = self._element(items, depth + 1)
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
-        if most == 0:
+        minimum, maximum = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if maximum == 0:
             return '("[" space "]")'
-        more = f'("," gap {item}){{{max(least - 1, 0)},{"" if most is None else int(most) - 1}}}'
-        return self._rule(f'"[" space {f"{item} {more}" if least else f"({item} {more})?"} space "]"')
+        more = f'("," gap {item}){{{max(minimum - 1, 0)},{"" if maximum is None else int(maximum) - 1}}}'
+        return self._rule(f'"[" space {f"{item} {more}" if minimum else f"({item} {more})?"} space "]"')
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
         properties, others = schema.get("properties", {}), schema.get("additionalProperties")

@@ -153,8 +153,8 @@ class Stacks:
 
     def roots(self) -> Sequence[int]:
         """Return the stacks before the first character of a response."""
-        found = [stack for start in self._starts[self.root] for stack in self.expand(self._stack(start, 0))]
-        return list(dict.fromkeys(found))
+        result = [stack for start in self._starts[self.root] for stack in self.expand(self._stack(start, 0))]
+        return list(dict.fromkeys(result))
 
     def _stack(self, at: int, rest: int) -> int:
         """Return the number of a stack. A position at the end of an alternative is left out, as llama.cpp does."""
@@ -176,13 +176,13 @@ class Stacks:
         known = self._expanded.get(stack)
         if known is not None:
             return known
-        waiting, seen, found = [stack], {stack}, list[int]()
+        waiting, seen, result = [stack], {stack}, list[int]()
         while waiting:
             current = waiting.pop()
             at, rest = self._pairs[current]
             element = self._elements[at] if current else None
             if not isinstance(element, int):
-                found.append(current)
+                result.append(current)
                 continue
             rest = self._stack(at + 1, rest)
             for start in self._starts[element]:
@@ -190,10 +190,10 @@ class Stacks:
                 if entered not in seen:
                     seen.add(entered)
                     waiting.append(entered)
-            if len(found) > _MAX_STACKS or len(seen) > _MAX_STEPS:
+            if len(result) > _MAX_STACKS or len(seen) > _MAX_STEPS:
                 raise TooSlow
-        self._expanded[stack] = found
-        return found
+        self._expanded[stack] = result
+        return result
 
     def after(self, stacks: Sequence[int], kind: int) -> Sequence[tuple[int, int]]:
         """Return the index of each stack that allows a character, and the stack after it, which is not expanded.
@@ -201,13 +201,13 @@ class Stacks:
         Args:
             kind: the character's number from `classes`.
         """
-        found = []
+        result = []
         for index, stack in enumerate(stacks):
             at, rest = self._pairs[stack]
             element = self._elements[at] if stack else None
             if isinstance(element, Characters) and kind in self._kinds[element]:
-                found.append((index, self._stack(at + 1, rest)))
-        return found
+                result.append((index, self._stack(at + 1, rest)))
+        return result
 
 
 class Trial:
@@ -262,7 +262,7 @@ class Trial:
 
     def _following(self, stacks: Sequence[int], kind: int) -> Sequence[int]:
         after = self._stacks.after(stacks, kind)
-        return list(dict.fromkeys(found for _, stack in after for found in self._stacks.expand(stack)))
+        return list(dict.fromkeys(result for _, stack in after for result in self._stacks.expand(stack)))
 
     def num_trials(self, stacks: Sequence[int]) -> float:
         """Return how many characters llama.cpp compares to find the tokens that the stacks allow.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.engines.llamacpp.splits import Split, older, steps
-from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary
+from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary, Kind
 
 _SPACE = "▁"  # SentencePiece's space
 _LETTERS = [*map(chr, range(0x21, 0x7F)), *map(chr, range(0xA1, 0xAD)), *map(chr, range(0xAE, 0x100))]
@@ -234,7 +235,42 @@ def _word_pieces(gguf: GgufVocabulary) -> Json:
     }
 
 
-_BUILDERS = {"llama": _sentence_piece, "bert": _word_pieces}
+# -- T5: the division with the highest sum of scores -------------------------------------------------------------------
+
+
+def _unigrams(gguf: GgufVocabulary) -> Json:
+    normal = [score for score, kind in zip(gguf.scores, gguf.kinds, strict=False) if kind is Kind.NORMAL]
+    unknown = gguf.special.get("unknown")
+    if not normal or unknown is None:
+        raise ConfigError(f"its vocabulary has no tokens, or none for unknown words: {REMEDY}")
+    # llama.cpp does not find other tokens in words.
+    found = {Kind.NORMAL: None, Kind.UNUSED: None, Kind.USER_DEFINED: 0.0}
+    scores = [
+        (score if found[kind] is None else found[kind]) if kind in found else min(normal)
+        for score, kind in zip(gguf.scores, gguf.kinds, strict=False)
+    ]
+    table = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(gguf.characters).decode()}]
+    spaces = [_ESCAPE, _replace({"Regex": rf"\A(?={_SPACE}*[^{_SPACE}])"}, _SPACE if gguf.adds_space else "")]
+    if gguf.merges_spaces:
+        spaces = [
+            _replace({"Regex": r"\A +| +\z"}, ""),
+            _replace({"Regex": " +"}, _SPACE),
+            {"type": "Prepend", "prepend": _SPACE},
+        ]
+    return {
+        "normalizer": _sequence("normalizers", [*(table if gguf.characters else []), *spaces]),
+        "pre_tokenizer": None,
+        "decoder": _decoder(is_prefixed=gguf.adds_space or gguf.merges_spaces),
+        "model": {
+            "type": "Unigram",
+            "unk_id": unknown,
+            "byte_fallback": False,
+            "vocab": [[text, score] for text, score in zip(gguf.texts, scores, strict=True)],
+        },
+    }
+
+
+_BUILDERS = {"llama": _sentence_piece, "bert": _word_pieces, "t5": _unigrams}
 
 
 def _decoder(*, is_prefixed: bool) -> Json | None:

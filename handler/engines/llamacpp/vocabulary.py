@@ -10,7 +10,10 @@ from handler.config import gguf
 from handler.core.errors import ConfigError
 from handler.engines.llamacpp.splits import WORDS, Words
 
-REMEDY = "serve the model with its Hugging Face directory instead (option.model_id=DIRECTORY)"
+REMEDY = (
+    "put tokenizer.json, tokenizer_config.json, generation_config.json and config.json of the model's Hugging Face "
+    "directory beside the file"
+)
 
 
 class Kind(IntEnum):
@@ -42,7 +45,9 @@ class GgufVocabulary(NamedTuple):
         ends: the ids of the tokens that end a response.
         adds_bos: whether a text begins with the BOS token.
         adds_eos: whether a text ends with the EOS token.
-        adds_space: whether a text begins with a space if its tokenizer is SentencePiece's.
+        adds_space: whether a text begins with a space if the tokenizer is SentencePiece's.
+        merges_spaces: whether runs of spaces count as one, if the tokenizer is T5's.
+        characters: the table with which texts are normalized, if the tokenizer is T5's.
         lowercase: whether texts are converted to lower case, if the tokenizer is BERT's.
         strips_accents: whether accents are removed, if the tokenizer is BERT's.
         left_stripped: ids of tokens that take the spaces in front of them.
@@ -60,6 +65,8 @@ class GgufVocabulary(NamedTuple):
     adds_bos: bool
     adds_eos: bool
     adds_space: bool
+    merges_spaces: bool
+    characters: bytes
     lowercase: bool
     strips_accents: bool
     left_stripped: Set[int]
@@ -94,8 +101,10 @@ class GgufVocabulary(NamedTuple):
             special=special,
             ends=gguf.ends(values, header.tokens),
             adds_bos=_flag(values, "add_bos_token", words.add_bos or model == "llama") or is_gemma,
-            adds_eos=_flag(values, "add_eos_token", False),
-            adds_space=model == "llama" and _flag(values, "add_space_prefix", True),
+            adds_eos=_flag(values, "add_eos_token", model == "t5"),
+            adds_space=model in ("llama", "t5") and _flag(values, "add_space_prefix", model == "llama"),
+            merges_spaces=_flag(values, "remove_extra_whitespaces", False),
+            characters=header.characters,
             lowercase=lowercase,
             strips_accents=_flag(values, "normalizer.strip_accents", lowercase),
             left_stripped=left,
@@ -138,7 +147,7 @@ def _words(model: str, pre: str) -> Words:
     return WORDS[name]
 
 
-MODELS = ("gpt2", "llama", "gemma4", "bert", "whitespace")
+MODELS = ("gpt2", "llama", "gemma4", "bert", "t5", "whitespace")
 """Kinds of tokenizers that are supported, as in `tokenizer.ggml.model`."""
 
 

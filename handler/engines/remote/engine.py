@@ -17,7 +17,17 @@ from urllib.parse import urlsplit
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
 from handler.core.values import Finish, Sampling, StructuredOutput
-from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, NoAdapters, Output, Silence, Step
+from handler.engines.base import (
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    Interrupted,
+    NoAdapters,
+    Output,
+    Silence,
+    Step,
+    Unsupported,
+)
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, choose
 
@@ -217,7 +227,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
-        call = self.new_call(request)
+        try:
+            call = self.new_call(request)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
         if all(running.ended for running in self._running.values()):
             for _ in range(_SPINS):  # servers may have closed connections while the loop was not running
                 self._run_once()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from tests.servers import options
 
 TEXTS = [f"town {number}" for number in range(60)]
 GREEDY = {"temperature": 0}
+LETTER = "root ::= [A-Z]"  # llama-server reports no log-probabilities of a token that leaves a character incomplete
 
 
 class Front(NamedTuple):
@@ -159,3 +161,21 @@ def test_decisions_are_read_from_its_log_probabilities(front: Front) -> None:
     question = TYPESAFE["questions"]["c"]  # its labels are letters
     found = ask(front.server, "/v1/systemone", {**TYPESAFE, "questions": {"c": question}})
     assert found["answers"]["c"]["choice"] in ("a", "b")
+
+
+def test_probabilities_of_options_of_several_tokens_are_the_servers_own(front: Front) -> None:
+    options = {"a red town": "far away", "a blue village": None, "no town at all": "none"}
+    question = {"type": "choice", "instructions": "Which town?", "criteria": options}
+    found = ask(front.server, "/v1/systemone", {"state": "It is red.", "questions": {"q": question}})
+    prompt = (
+        "It is red.\n\nQuestion: Which town?\nA: a red town - far away\nB: a blue village\nC: no town at all - none\n"
+        "Answer with the letter of one option only."
+    )
+    ids = front.tokenizer.encode(prompt).ids
+    (entry,) = own(front.upstream, ids, n_predict=1, n_probs=1000, grammar=LETTER)["completion_probabilities"]
+    logprobs = {top["id"]: top["logprob"] for top in entry["top_logprobs"]}
+    labels = [logprobs[front.tokenizer.encode(f"{prompt}{letter}").ids[-1]] for letter in "ABC"]
+    mass = sum(math.exp(logprob) for logprob in labels)
+    expected = {name: math.exp(logprob) / mass for name, logprob in zip(options, labels, strict=True)}
+    assert found["answers"]["q"]["probabilities"] == pytest.approx(expected, abs=1e-4)
+    assert found["diagnostics"]["q"]["label_mass"] == pytest.approx(mass, rel=1e-3)

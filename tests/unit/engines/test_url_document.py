@@ -33,7 +33,7 @@ NAMES = {
     "return_generation_logits": "outputs: generation_logits",
 }
 _NUMBERS = {3: "three", 4: "four", 5: "five"}
-GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": 'root ::= "a"', "choice": '["a"]'}
+GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": 'root ::= "c"', "choice": '["a"]'}
 
 
 def _able(kind: str) -> Capabilities:

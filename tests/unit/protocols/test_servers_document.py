@@ -14,7 +14,8 @@ from handler.core.text import Vocabulary
 from handler.engines.base import Capabilities
 from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
 from handler.engines.openai.sglang import SGLANG
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.docs.pages import fill, table
 from tests.parameter_matrix import DOCUMENTS, SCHEMA, VALUES

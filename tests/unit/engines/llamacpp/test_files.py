@@ -29,8 +29,7 @@ def made(path: Path, values: dict[str, Any]) -> Path:
 
 def tokens(directory: Path, text: str, *, special: bool = False) -> list[str]:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    found: list[str] = tokenizer.encode(text, add_special_tokens=special).tokens
-    return found
+    return [tokenizer.id_to_token(id) for id in tokenizer.encode(text, add_special_tokens=special).ids]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (byte_level("strange"), r"its pre-tokenizer 'strange' \(tokenizer\.ggml\.pre\) is not supported: serve the mo"),
+        (byte_level("strange"), r"its pre-tokenizer 'strange' \(tokenizer\.ggml\.pre\) is not supported: put tokeni"),
         (byte_level(model="rwkv"), "its tokenizer is of the kind 'rwkv'"),
         (byte_level(tokens=[b"\xff"]), "its token 0 is not UTF-8"),
         (byte_level(tokens=["a", "b", "a"]), "its tokens 0 and 2 have the same text 'a'"),
@@ -120,6 +119,16 @@ def test_what_is_not_supported_is_refused(tmp_path: Path, values: dict[str, Any]
         made(tmp_path, values)
     assert str(refused.value).count("model.gguf") == 1
     assert not list((tmp_path / "cache" / "converted").glob("*/")), "nothing is left"
+
+
+def test_a_tokenizer_beside_the_file_stands_in_for_one_that_is_not_supported(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert made(tmp_path, byte_level("strange")) == tmp_path
+    (tmp_path / "model.gguf").unlink()
+    assert made(tmp_path, byte_level()) != tmp_path
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="ends inside its header"):
+        model_directory(tmp_path / "model.gguf")
 
 
 def test_a_list_that_is_longer_than_any_vocabulary_is_not_read(tmp_path: Path) -> None:
@@ -180,6 +189,30 @@ def test_word_pieces(tmp_path: Path, text: str, expected: str) -> None:
 def test_word_pieces_may_keep_case_and_accents(tmp_path: Path) -> None:
     directory = made(tmp_path, word_piece(**{"tokenizer.ggml.normalizer.lowercase": False}))
     assert tokens(directory, "HELLO he é") == ["[UNK]", "▁he", "[UNK]"]
+
+
+PIECES = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "▁": -2.0, "▁a": -3.0, "a": -4.0, "ab": -3.0, "b": -5.0, "▁ab": -9.0}
+
+
+def unigram(**more: Any) -> dict[str, Any]:
+    kinds = [3, 3, 2, *[1] * (len(PIECES) - 3)]
+    return {"model": "t5", "tokens": [*PIECES], "scores": [*PIECES.values()], "token_type": kinds, **more}
+
+
+@pytest.mark.parametrize(
+    ("text", "plain", "merged"),
+    [
+        ("ab", "ab", "▁ ab"),
+        (" a  b ", "▁a ▁ ▁ b ▁", "▁a ▁ b"),
+        ("xyab", "<unk> ab", "▁ <unk> ab"),
+        ("a</s>b", "a </s> b", "▁a </s> ▁ b"),
+    ],
+)
+def test_unigrams_are_chosen_by_their_sum(tmp_path: Path, text: str, plain: str, merged: str) -> None:
+    assert tokens(made(tmp_path, unigram()), text, special=True) == [*plain.split(), "</s>"]
+    (tmp_path / "model.gguf").unlink()
+    spaces = unigram(add_space_prefix=True, remove_extra_whitespaces=True, add_eos_token=False)
+    assert tokens(made(tmp_path, spaces), text, special=True) == merged.split()
 
 
 def test_the_directory_is_made_once_and_may_lie_beside_the_file(tmp_path: Path) -> None:
