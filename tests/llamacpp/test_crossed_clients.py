@@ -35,10 +35,7 @@ pytestmark = [REAL, pytest.mark.long, pytest.mark.timeout(600)]
 
 NUM_CLIENTS, NUM_KILLS, NUM_TOKENS = 64, 3, 24
 PATH = "/v1/completions"
-DEATH = (
-    "engine failure: it exited with code 1",
-    "request failed in the engine: the llamacpp server closed the connection",
-)
+DEATH = ("engine failure: ", "request failed in the engine: ")
 """What clients get when llama-server dies. The engine may see the closed connection before it ends itself."""
 
 
