@@ -6,22 +6,14 @@ This handler still processes text, stop strings, chat templates and errors itsel
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import orjson
-
-from handler.core.errors import ConfigError, log_words
 from handler.core.values import Adapter, Task
-from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineRequest, Silence, Tokenizer
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineRequest, Tokenizer
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer
@@ -32,13 +24,11 @@ from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
 from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
+from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.llamacpp.probe import Probe
-from handler.engines.openai.client import HttpClient, has_tls, suitable
-from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model
-
-if TYPE_CHECKING:
-    from handler.engines.llamacpp.pooling import LlamaPooling
+from handler.engines.llamacpp.servers import LlamaModel, LlamaServers, has_projector, root
+from handler.engines.remote.engine import Running
+from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer
 
 __all__ = [
     "LlamaCppEngine",
@@ -51,8 +41,6 @@ __all__ = [
     "structured_output_check",
     "weights",
 ]
-
-_CONNECT_SECONDS = 5.0  # to a server that the engine has started
 _SETTING = child.LlamaSetting()
 check, prepare, weights = _SETTING.check, _SETTING.prepare, _SETTING.weights
 
@@ -60,203 +48,11 @@ _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
-_ASK_TIMEOUT = 5.0  # seconds for a connection
 _ASK_SECONDS = 5.0  # to ask all servers for their adapters
-_LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
-
-
-class LlamaModel(NamedTuple):
-    """A server's model.
-
-    Attributes:
-        max_tokens: limit for the prompt and the response together; None if not reported.
-        projector: how the model reads images; None if it does not.
-        dimensions: number of dimensions of an embedding; 0 if the server is not used for embeddings.
-    """
-
-    name: str
-    max_tokens: int | None
-    num_slots: int
-    projector: Projector | None = None
-    dimensions: int = 0
-
-
-class Slots:
-    """The slots of a server, each of which computes one response at a time.
-
-    llama-server itself would queue further requests, but then a waiting request looks the same as a hanging one.
-    Its slots may share a cache. If the cache is full, fewer requests run at once until all of them have ended.
-
-    Only requests of the same group run at once. When all of them have ended, those that wait for the same group as the
-    first request are next.
-
-    Attributes:
-        count: number of slots.
-        limit: number of requests that may run at once.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = self.limit = count
-        self._num_running = 0
-        self._group = ""  # of the running requests
-        self._turns: deque[tuple[asyncio.Future[None], str]] = deque()  # each with its group
-
-    @contextlib.asynccontextmanager
-    async def occupy(self, silence: Silence, group: str = "") -> AsyncIterator[None]:
-        """Wait for a free slot, and occupy it. The time spent waiting does not count as silence of the server."""
-        await self._enter(silence, group)
-        try:
-            yield
-        finally:
-            self._leave()
-
-    async def _enter(self, silence: Silence, group: str) -> None:
-        if not self._turns and self._admits(group):
-            self._begin(group)
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._turns.append((turn, group))
-        try:
-            while not turn.done():
-                silence.begin()
-                await asyncio.wait([turn], timeout=_LOOK)
-        except asyncio.CancelledError:
-            if turn.done():
-                self._leave()
-            else:
-                self._turns.remove((turn, group))
-                self._admit()
-            raise
-        silence.begin()
-
-    def _leave(self) -> None:
-        self._num_running -= 1
-        if not self._num_running and not self._turns:
-            self.limit = self.count
-        self._admit()
-
-    def _admits(self, group: str) -> bool:
-        return self._num_running < self.limit and (not self._num_running or group == self._group)
-
-    def _begin(self, group: str) -> None:
-        self._num_running += 1
-        self._group = group
-
-    def _admit(self) -> None:
-        """Let as many requests begin as possible."""
-        if not self._num_running and self._turns:
-            first = self._turns[0][1]
-            self._turns = deque(sorted(self._turns, key=lambda turn: turn[1] != first))
-        while self._turns and self._admits(self._turns[0][1]):
-            turn, group = self._turns.popleft()
-            self._begin(group)
-            turn.set_result(None)
 
 
 class NotLoaded(Failed):
     """A server has not loaded the adapter of a request. It can still serve other requests."""
-
-
-class LlamaServers(RemoteEngine[C]):
-    """Base class of engines that use llama.cpp's servers. Without option.base_url, they start a server themselves.
-
-    Attributes:
-        model: the servers' common model.
-    """
-
-    model: LlamaModel
-
-    own_name = child.NAME
-
-    def __init__(self, config: EngineConfig) -> None:
-        options = config.engine_options
-        self._child = None if "base_url" in options else child.start(config)
-        urls = options["base_url"] if self._child is None else (self._child.url,)
-        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
-        own = None if self._child is None else self._child.process
-        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
-        self._config = config
-        key = None if self._child is None else self._child.key
-        connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
-        self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
-        self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
-        self._slots: dict[str, Slots] = {}
-        # Number of connections of the client when it last asked a server for its model, by address.
-        self._num_connections: dict[str, int] = {}
-        with ExitStack() as on_failure:
-            on_failure.callback(self.close)
-            description = repr(self._name) if self._name else "a model"
-            setting = "option.base_url=" if own is None else f"{self.own_name} at "
-            try:
-                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
-            except ConfigError:
-                if self._child is not None and (failure := self._child.failure()):
-                    raise ConfigError(f"{self.own_name} {failure}") from None
-                raise
-            self._name = self.model.name
-            self.begin("openai", self.model.max_tokens, config, failed)
-            if self._child is not None:
-                props = self.complete(self._client.get(f"{self._child.url}/props"))
-                self.info = child.described(self.info, props)
-                self._child.log.is_loaded = True
-                self._child.process.watch()
-            on_failure.pop_all()
-
-    async def model_at(self, url: str) -> LlamaModel:
-        """Return the model of a server, which also says how many slots it has.
-
-        Raises:
-            Failed: the server has no model yet, or does not describe it.
-        """
-        self._check_child()
-        self._num_connections[url] = self._client.num_connections
-        name = suitable(await self._client.models(url), self._name or None, None).name
-        model = _described(name, await self._client.get(f"{root(url)}/props"))
-        if url not in self._slots or self._slots[url].count != model.num_slots:
-            self._slots[url] = Slots(model.num_slots)
-        return model
-
-    def _check_child(self) -> None:
-        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
-        if self._child is None:
-            return
-        if failure := self._child.failure():
-            raise Failed(failure, lasts=True, ill=True)
-        self._child.process.check_port()
-
-    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
-        """Return the model of a server. Raise Failed if the first server has another model."""
-        if first is not None and model.name != first.name:
-            raise Failed("serves another model", f"it serves {model.name!r}")
-        return model
-
-    async def check_connection(self, server: RemoteServer) -> None:
-        """Ask a server for its model after each new connection, because it may have been restarted with another model.
-
-        llama-server ignores the name of the model in a request.
-
-        Raises:
-            Failed: the server serves another model.
-        """
-        if self._child is not None:
-            # While it runs, no other process can listen on its port. That it listens there was checked at the start.
-            if failure := self._child.failure():
-                raise Failed(failure, lasts=True, ill=True)
-            return
-        if self._client.num_connections != self._num_connections.get(server.url):
-            server.known = False
-            await self.ask(server)
-
-    async def check(self, server: RemoteServer) -> None:
-        """Check that a server serves the model and accepts as many tokens as this engine."""
-        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
-
-    async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
-        """Send a request to llama-server's own API; see `HttpClient.post`."""
-        return await self._client.post(f"{root(url)}{path}", body)
-
-    async def disconnect(self) -> None:
-        await self._client.close()
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -265,13 +61,10 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
     def __init__(self, config: EngineConfig) -> None:
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._files: asyncio.Task[tuple[Pieces, Probe]] | None = None  # from the model's tokenizer
-        self._differs: set[str] = set()  # addresses of servers that divide texts differently
-        self._projectors: dict[str, Projector | None] = {}  # by address
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
-        self._adapters: dict[str, LoadedAdapters] = {}  # by address
         super().__init__(config)
-        names = next(iter(self._adapters.values()), LoadedAdapters()).paths_by_name()
-        self.info = replace(self.info, adapters=names)
+        adapters = next((state.adapters for state in self._states.values() if state.adapters), LoadedAdapters())
+        self.info = replace(self.info, adapters=adapters.paths_by_name())
 
     async def model_at(self, url: str) -> LlamaModel:
         loaded = self._load_files()
@@ -279,8 +72,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await self._check_tokenizer(url, loaded)
         if self._serves_adapters:
             data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
-            self._adapters[url] = LoadedAdapters.read(data)
-        self._projectors[url] = await self._complete_projector(url, model.projector)
+            self._states[url].adapters = LoadedAdapters.read(data)
+        self._states[url].projector = await self._complete_projector(url, model.projector)
         return model
 
     async def _check_tokenizer(self, url: str, loaded: Awaitable[tuple[Pieces, Probe]] | None) -> None:
@@ -294,8 +87,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         _, probe = await loaded
         detokenize = functools.partial(self._client.post, f"{root(url)}/detokenize")
         difference = await probe.difference(self._tokenizing(url), detokenize)
-        if difference and url not in self._differs:
-            self._differs.add(url)
+        state = self._states[url]
+        if difference and not state.divides_differently:
+            state.divides_differently = True
             print(f"{url} divides some texts into other tokens: {difference}", file=sys.stderr, flush=True)
 
     def load_adapter(self, adapter: Adapter) -> None:
@@ -308,7 +102,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             raise ValueError(f"llama-server loads adapters only when it starts, and has not loaded it: {remedy}")
 
     def _is_loaded(self, path: str) -> bool:
-        return any(loaded.find(path) is not None for loaded in self._adapters.values())
+        return any(state.adapters.find(path) is not None for state in self._states.values())
 
     async def _ask_all(self) -> None:
         await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
@@ -319,7 +113,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         Raises:
             NotLoaded: the server has not loaded the adapter of the request.
         """
-        loaded, adapter = self._adapters.get(server.url, LoadedAdapters()), call.adapter
+        loaded, adapter = self._states[server.url].adapters, call.adapter
         used = None if adapter is None else loaded.find(adapter.path)
         if adapter is not None and used is None:
             raise NotLoaded(f"has not loaded the adapter {adapter.name}")
@@ -346,7 +140,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         Raises:
             Failed: the server does not tokenize an empty text.
         """
-        known = self._projectors.get(url)
+        known = self._states[url].projector
         if projector is None or (known is not None and known.marker == projector.marker):
             return known if projector is not None else None
         try:
@@ -371,12 +165,12 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             Refused: the server refuses the request.
             Failed: the server fails.
         """
-        limit = self._slots[server.url].count
+        limit = self._states[server.url].slots.count
         adapter = running.call.adapter
         group = "" if adapter is None else adapter.path
         try:
             while not running.ended:
-                slots = self._slots[server.url]
+                slots = self._states[server.url].slots
                 async with slots.occupy(running.silence, group):
                     try:
                         await self._compute(server, running)
@@ -412,7 +206,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """
         if not isinstance(call, ImageCall):
             return body
-        projector = self._projectors.get(server.url)
+        projector = self._states[server.url].projector
         if projector is None:
             raise Refused(400, NO_PROJECTOR)
         call.marker = projector.marker
@@ -424,7 +218,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         if not isinstance(call, ImageCall) or call.begun:
             return
         await self.model_at(server.url)
-        projector = self._projectors.get(server.url)
+        projector = self._states[server.url].projector
         if projector is not None and projector.marker != call.marker:
             raise Failed("was restarted")
 
@@ -522,88 +316,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await super().disconnect()
 
 
-@functools.lru_cache
-def has_projector(urls: tuple[str, ...]) -> bool:
-    """Return whether servers read images, as far as is known. This blocks for up to 5 s.
-
-    If no server responds, they may, and the engine refuses images later.
-    """
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        found = thread.submit(asyncio.run, _ask_projectors(urls)).result()
-    return any(found) or not found
-
-
-async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
-    """Return whether each server that responds reads images."""
-    found = []
-    for answer in await _ask_props(urls):
-        with contextlib.suppress(Failed):
-            if isinstance(answer, bytes):
-                found.append(_described("", answer).projector is not None)
-    return found
-
-
-async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
-    """Return the description of each server, or the reason why there is none."""
-    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
-    try:
-        return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
-    finally:
-        await client.close()
-
-
-def served_path(urls: Sequence[str]) -> Path:
-    """Return the file that the first of the servers that responds has loaded. This blocks for up to 5 s.
-
-    Raises:
-        ConfigError: no server responds, or its file cannot be read here.
-    """
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        answers = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
-    reasons = []
-    for url, answer in answers.items():
-        path = None
-        with contextlib.suppress(ValueError, AttributeError):
-            path = orjson.loads(answer).get("model_path") if isinstance(answer, bytes) else None
-        if isinstance(path, str) and path and Path(path).is_file():
-            return Path(path)
-        served = f"its file {path!r} cannot be read here" if path else "it does not name its file"
-        reasons.append(f"{url}: {answer if isinstance(answer, BaseException) else served}")
-    raise ConfigError(
-        f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "
-        "option.model_id to the .gguf file that the servers have loaded, or to the model's Hugging Face directory"
-    )
-
-
-def root(url: str) -> str:
-    """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
-    return url.removesuffix("/v1")
-
-
-def _described(name: str, data: bytes) -> LlamaModel:
-    """Read /props.
-
-    Raises:
-        Failed: it is not an object.
-    """
-    try:
-        props = orjson.loads(data)
-        context = (props.get("default_generation_settings") or {}).get("n_ctx")
-        count = props.get("total_slots")
-    except (ValueError, AttributeError) as error:
-        raise Failed("does not describe its model", f"its /props cannot be read: {error!r}") from None
-    is_limit = type(context) is int and context > 0
-    num_slots = count if type(count) is int and count > 0 else 1
-    return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
-
-
 def _load_files(config: EngineConfig) -> tuple[Pieces, Probe]:
     tokenizer = files.load_tokenizer(config)
     return Pieces(tokenizer.vocabulary.pieces), Probe.of(tokenizer)
-
-
-async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls, key=key)  # aiohttp needs a running event loop
 
 
 def fetch(model_id: str | None, config: EngineConfig) -> str | None:
@@ -631,8 +346,6 @@ structured_output_check = LlamaCheck
 def load(config: EngineConfig) -> LlamaCppEngine | LlamaPooling:
     if config.task is Task.GENERATION:
         return LlamaCppEngine(config)
-    from handler.engines.llamacpp.pooling import LlamaPooling  # imports this module
-
     return LlamaPooling(config)
 
 

@@ -18,7 +18,7 @@ from handler.config.model_files import read_json
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
-from handler.engines.llamacpp.engine import LlamaModel, LlamaServers
+from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, score
@@ -141,7 +141,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
         """
         call = running.call
         try:
-            async with self._slots[server.url].occupy(running.silence):
+            async with self._states[server.url].slots.occupy(running.silence):
                 values = await (self._score if self._ranks else self._embed)(server, call)
         except Refused:
             await self.ask(server, again=True)  # a server with another model may refuse what this model accepts

@@ -22,10 +22,11 @@ from handler.engines.huggingface.files import eos_ids, fetch_descriptions, gguf_
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp import engine as llamacpp
 from handler.engines.llamacpp.check import LlamaCheck
-from handler.engines.llamacpp.engine import LlamaCppEngine, served_path
+from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.files import is_made, model_directory, served_file
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
+from handler.engines.llamacpp.servers import served_path
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.embeddings import SglangPooling

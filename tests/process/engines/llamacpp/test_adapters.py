@@ -15,7 +15,7 @@ import pytest
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineRequest, Silence
 from handler.engines.llamacpp.adapters import LoadedAdapter, LoadedAdapters
-from handler.engines.llamacpp.engine import Slots
+from handler.engines.llamacpp.slots import Slots
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from handler.engines.remote.servers import Failed

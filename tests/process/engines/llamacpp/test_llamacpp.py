@@ -470,7 +470,7 @@ def test_a_cancel_frees_the_slot_at_once(server: LlamaServer, model: Path) -> No
 def test_requests_beyond_the_slots_wait_here_and_are_not_silent(server: LlamaServer, model: Path) -> None:
     server.pace = 0.1
     sampling = SAMPLING._replace(ignore_eos=True, max_new_tokens=12)
-    with engine(model, server, timeout=2.0) as found, mock.patch("handler.engines.llamacpp.engine._LOOK", 0.1):
+    with engine(model, server, timeout=2.0) as found, mock.patch("handler.engines.llamacpp.slots._LOOK", 0.1):
         keys = range(1, 17)
         for key in keys:
             found.add(EngineRequest(key, PROMPT, sampling))
@@ -547,7 +547,7 @@ def test_requests_go_on_after_the_cache_was_full(request: pytest.FixtureRequest,
             if results[key].ids != expected[key]:
                 assert kind == "real"
                 assert margin(server, prompt, expected[key], results[key].ids, ()) < 1e-3
-        (slots,) = found._slots.values()
+        (slots,) = [state.slots for state in found._states.values()]
         while slots.limit < 4:  # the last request leaves its slot after its result; then all may run again
             found._run_once()
         if isinstance(server, LlamaServer):

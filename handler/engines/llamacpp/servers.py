@@ -1,0 +1,245 @@
+"""The llama-servers of an engine: their models, and questions about them.
+
+Sources: llama.cpp b11434, tools/server/server-context.cpp (`get_props`) and tools/server/README.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from handler.core.errors import ConfigError, log_words
+from handler.engines.base import EngineConfig
+from handler.engines.llamacpp import child
+from handler.engines.llamacpp.adapters import LoadedAdapters
+from handler.engines.llamacpp.media import Projector
+from handler.engines.llamacpp.slots import Slots
+from handler.engines.openai.client import HttpClient, has_tls, suitable
+from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine
+from handler.engines.remote.servers import Failed, RemoteServer, find_model
+
+_CONNECT_SECONDS = 5.0  # to a server that the engine has started
+_ASK_TIMEOUT = 5.0  # seconds for a connection
+
+
+class LlamaModel(NamedTuple):
+    """A server's model.
+
+    Attributes:
+        max_tokens: limit for the prompt and the response together; None if not reported.
+        projector: how the model reads images; None if it does not.
+        dimensions: number of dimensions of an embedding; 0 if the server is not used for embeddings.
+    """
+
+    name: str
+    max_tokens: int | None
+    num_slots: int
+    projector: Projector | None = None
+    dimensions: int = 0
+
+
+@dataclass
+class LlamaServerState:
+    """What a server has said about itself, and what runs on it.
+
+    Attributes:
+        num_connections: number of connections of the client when it last asked the server for its model.
+        projector: how the model reads images; None if it does not.
+        adapters: the adapters that the server has loaded, if the engine serves adapters.
+        divides_differently: whether the server divides some texts into other tokens than the model's tokenizer.
+    """
+
+    slots: Slots = field(default_factory=lambda: Slots(1))
+    num_connections: int | None = None
+    projector: Projector | None = None
+    adapters: LoadedAdapters = field(default_factory=LoadedAdapters)
+    divides_differently: bool = False
+
+
+class LlamaServers(RemoteEngine[C]):
+    """Base class of engines that use llama.cpp's servers. Without option.base_url, they start a server themselves.
+
+    Attributes:
+        model: the servers' common model.
+    """
+
+    model: LlamaModel
+
+    own_name = child.NAME
+
+    def __init__(self, config: EngineConfig) -> None:
+        options = config.engine_options
+        self._child = None if "base_url" in options else child.start(config)
+        urls = options["base_url"] if self._child is None else (self._child.url,)
+        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
+        own = None if self._child is None else self._child.process
+        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
+        self._config = config
+        key = None if self._child is None else self._child.key
+        connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
+        self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
+        self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
+        self._states = {url: LlamaServerState() for url in urls}
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            description = repr(self._name) if self._name else "a model"
+            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            try:
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+            except ConfigError:
+                if self._child is not None and (failure := self._child.failure()):
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
+            self._name = self.model.name
+            self.begin("openai", self.model.max_tokens, config, failed)
+            if self._child is not None:
+                props = self.complete(self._client.get(f"{self._child.url}/props"))
+                self.info = child.described(self.info, props)
+                self._child.log.is_loaded = True
+                self._child.process.watch()
+            on_failure.pop_all()
+
+    async def model_at(self, url: str) -> LlamaModel:
+        """Return the model of a server, which also says how many slots it has.
+
+        Raises:
+            Failed: the server has no model yet, or does not describe it.
+        """
+        self._check_child()
+        state = self._states[url]
+        state.num_connections = self._client.num_connections
+        name = suitable(await self._client.models(url), self._name or None, None).name
+        model = _described(name, await self._client.get(f"{root(url)}/props"))
+        if state.slots.count != model.num_slots:
+            state.slots = Slots(model.num_slots)
+        return model
+
+    def _check_child(self) -> None:
+        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
+        if self._child is None:
+            return
+        if failure := self._child.failure():
+            raise Failed(failure, lasts=True, ill=True)
+        self._child.process.check_port()
+
+    def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
+        """Return the model of a server. Raise Failed if the first server has another model."""
+        if first is not None and model.name != first.name:
+            raise Failed("serves another model", f"it serves {model.name!r}")
+        return model
+
+    async def check_connection(self, server: RemoteServer) -> None:
+        """Ask a server for its model after each new connection, because it may have been restarted with another model.
+
+        llama-server ignores the name of the model in a request.
+
+        Raises:
+            Failed: the server serves another model.
+        """
+        if self._child is not None:
+            # While it runs, no other process can listen on its port. That it listens there was checked at the start.
+            if failure := self._child.failure():
+                raise Failed(failure, lasts=True, ill=True)
+            return
+        if self._client.num_connections != self._states[server.url].num_connections:
+            server.known = False
+            await self.ask(server)
+
+    async def check(self, server: RemoteServer) -> None:
+        """Check that a server serves the model and accepts as many tokens as this engine."""
+        self.check_max_tokens(self.fit(await self.model_at(server.url), self.model).max_tokens)
+
+    async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
+        """Send a request to llama-server's own API; see `HttpClient.post`."""
+        return await self._client.post(f"{root(url)}{path}", body)
+
+    async def disconnect(self) -> None:
+        await self._client.close()
+
+
+@functools.lru_cache
+def has_projector(urls: tuple[str, ...]) -> bool:
+    """Return whether servers read images, as far as is known. This blocks for up to 5 s.
+
+    If no server responds, they may, and the engine refuses images later.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        found = thread.submit(asyncio.run, _ask_projectors(urls)).result()
+    return any(found) or not found
+
+
+async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
+    """Return whether each server that responds reads images."""
+    found = []
+    for answer in await _ask_props(urls):
+        with contextlib.suppress(Failed):
+            if isinstance(answer, bytes):
+                found.append(_described("", answer).projector is not None)
+    return found
+
+
+async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
+    """Return the description of each server, or the reason why there is none."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+    finally:
+        await client.close()
+
+
+def served_path(urls: Sequence[str]) -> Path:
+    """Return the file that the first of the servers that responds has loaded. This blocks for up to 5 s.
+
+    Raises:
+        ConfigError: no server responds, or its file cannot be read here.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        answers = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
+    reasons = []
+    for url, answer in answers.items():
+        path = None
+        with contextlib.suppress(ValueError, AttributeError):
+            path = orjson.loads(answer).get("model_path") if isinstance(answer, bytes) else None
+        if isinstance(path, str) and path and Path(path).is_file():
+            return Path(path)
+        served = f"its file {path!r} cannot be read here" if path else "it does not name its file"
+        reasons.append(f"{url}: {answer if isinstance(answer, BaseException) else served}")
+    raise ConfigError(
+        f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "
+        "option.model_id to the .gguf file that the servers have loaded, or to the model's Hugging Face directory"
+    )
+
+
+def root(url: str) -> str:
+    """Return the address of llama-server's own API: that of OpenAI's API without `/v1`."""
+    return url.removesuffix("/v1")
+
+
+def _described(name: str, data: bytes) -> LlamaModel:
+    """Read /props.
+
+    Raises:
+        Failed: it is not an object.
+    """
+    try:
+        props = orjson.loads(data)
+        context = (props.get("default_generation_settings") or {}).get("n_ctx")
+        count = props.get("total_slots")
+    except (ValueError, AttributeError) as error:
+        raise Failed("does not describe its model", f"its /props cannot be read: {error!r}") from None
+    is_limit = type(context) is int and context > 0
+    num_slots = count if type(count) is int and count > 0 else 1
+    return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
+
+
+async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
+    return HttpClient(connect_timeout, tls=tls, key=key)  # aiohttp needs a running event loop
