@@ -150,7 +150,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the processes with which this one would end."""
     names: list[str] = []
 
-    def end_with_process(pid: int, name: str) -> Callable[[], None]:
+    def end_with_process(pid: int, name: str, grace: float) -> Callable[[], None]:
         names.append(name)
         return lambda: None
 
