@@ -292,6 +292,10 @@ class GenerationFailed(ServingError):
     type = "EngineException"
 
 
+class ServerLost(GenerationFailed):
+    """The server that an engine had started was lost. Requests without any token can continue on the next engine."""
+
+
 class FormatterFailed(ServingError):
     """A function of the user's model.py failed. `detail` is its exception, which may contain text from the client."""
 

@@ -331,6 +331,22 @@ class Interrupted(Exception):
     """Raised by `step` when it returns early because commands may have arrived."""
 
 
+class OwnServerLost(RuntimeError):
+    """The server that an engine has started has ended, or does not respond. The message is written for clients."""
+
+
+@runtime_checkable
+class OwnsServer(Protocol):
+    """An engine that may have started a server."""
+
+    def end_of_server(self) -> int | None:
+        """Return a file descriptor that becomes readable when the server ends; `step` then raises OwnServerLost.
+
+        Returns:
+            None if there is no such server, or the system cannot watch it.
+        """
+
+
 @runtime_checkable
 class Interruptible(Protocol):
     """An engine whose steps wait for another process, but can stop waiting when a request arrives."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
+from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServerLost, ServingError
 from handler.core.fair_queue import OwnerTurns
 from handler.core.text import Prompt, SequenceState, prompt_tokens
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token, new_delta, new_token
@@ -62,7 +62,11 @@ class FastPath:
 
 @dataclass
 class ActiveRequest:
-    """An accepted request, either queued or running in the engine."""
+    """An accepted request, either queued or running in the engine.
+
+    Attributes:
+        continued: whether it was queued again because the engine's server was lost before the first token.
+    """
 
     id: int
     request: Request
@@ -72,6 +76,8 @@ class ActiveRequest:
     end_by: float = math.inf
     keys: list[int] = field(default_factory=list)
     unfinished: int = 0
+    owner: str = ""
+    continued: bool = False
 
     def failure(self, output: Output) -> ServingError:
         """Return the error of an output. If its labels are refused, the error contains the name of the question."""
@@ -87,7 +93,7 @@ class RunningRequest:
     would cost a cache miss per token.
     """
 
-    __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "token_texts")
+    __slots__ = ("active", "begun", "fast_path", "first", "id", "sequences", "single", "special", "token_texts")
 
     def __init__(self, active: ActiveRequest, first: int, sequences: Sequence[SequenceState]) -> None:
         self.active = active
@@ -97,6 +103,7 @@ class RunningRequest:
         self.single = sequences[0]
         self.token_texts = self.single.texts
         self.special = self.single.special
+        self.begun = False  # whether anything was returned as a delta, which comes before the fast path
         self.fast_path: FastPath | None = None  # None: all tokens are returned as deltas
 
     def push(self, id: int, logprob: float | None) -> Token:
@@ -427,7 +434,8 @@ class Batcher:
 
     Request ids are unique for the lifetime of the process. A request waits in `WaitingRequests` until the engine has
     room for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests
-    end, and queued requests wait for the next engine.
+    end, and queued requests wait for the next engine. If the engine has only lost the server that it
+    had started, running requests without any token wait too, but only once.
 
     Args:
         engine: engine that runs the requests.
@@ -530,7 +538,7 @@ class Batcher:
         request = self._adapters.current(request)
         if not follows:
             self._make_room(owner)
-        active = ActiveRequest(next(self._ids), request, prompt, started)
+        active = ActiveRequest(next(self._ids), request, prompt, started, owner=owner)
         if request.background is not None:
             active.start_by = time.monotonic() + PATIENCE
             self._waiting.background.add(request.background, active)
@@ -616,6 +624,7 @@ class Batcher:
                 continue
             fast_path = request.fast_path
             if fast_path is None:
+                request.begun = True
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
                 continue
             try:
@@ -641,6 +650,7 @@ class Batcher:
         if fed is None:
             return
         tokens, finish, prefill = fed
+        request.begun = True
         self.num_tokens += len(tokens)
         fast_path = request.fast_path
         if fast_path is not None and finish is None and output.is_plain:
@@ -707,6 +717,7 @@ class Batcher:
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
+        active.keys.clear()
         width = active.unfinished if sampling.num_beams > 1 else 1
         for first in range(0, active.unfinished, width):
             key = next(self._keys)
@@ -743,11 +754,30 @@ class Batcher:
         if not isinstance(error, ServingError):
             log.exception("the engine raised an exception")
             error = engine_failure(error)
-        lost = list(self._running.values())
-        for active in lost:
-            self._forget(active)
+        lost: list[ActiveRequest] = []
+        for active in list(self._running.values()):
+            if isinstance(error, ServerLost) and self._can_continue(active):
+                self._queue_again(active)
+            else:
+                self._forget(active)
+                lost.append(active)
         self._adapters.lose_engine(error)
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
+
+    def _can_continue(self, active: ActiveRequest) -> bool:
+        """Return whether the next engine can compute a request: once, as the request may be the cause of a failure."""
+        running = [self._in_engine.get(key) for key in active.keys]
+        return not active.continued and all(one is not None and not one.begun for one in running)
+
+    def _queue_again(self, active: ActiveRequest) -> None:
+        """Put a running request without any token back into the queue. It is still the oldest of its owner there."""
+        active.continued = True
+        active.start_by = min(time.monotonic() + self._waiting.queue_timeout, active.end_by)
+        del self._running[active.id]
+        for key in active.keys:
+            del self._in_engine[key]
+        owner = active.request.background or active.owner
+        self._waiting.add(active.id, active.request.priority, active, owner)
 
     def _expire(self, now: float) -> list[Delta]:
         """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""

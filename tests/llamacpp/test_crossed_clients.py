@@ -35,8 +35,9 @@ pytestmark = [REAL, pytest.mark.long, pytest.mark.timeout(600)]
 
 NUM_CLIENTS, NUM_KILLS, NUM_TOKENS = 64, 3, 24
 PATH = "/v1/completions"
-DEATH = ("engine failure: ", "request failed in the engine: ")
-"""What clients get when llama-server dies. The engine may see the closed connection before it ends itself."""
+NUM_SLOTS = 8
+DEATH = "engine failure: llama-server was killed, perhaps because the machine has too little memory"
+"""What clients get when llama-server is killed after their first tokens."""
 
 
 class Received(NamedTuple):
@@ -90,7 +91,7 @@ def server(model: Path) -> Iterator[ServerProcess]:
     own_options = options(
         f"option.llama_server={real.PROGRAM}",
         "option.llama_server_args=-t 1",
-        "option.max_rolling_batch_size=8",
+        f"option.max_rolling_batch_size={NUM_SLOTS}",
         "option.max_model_len=512",
     )
     with serve(str(model / "model.gguf"), "--engine", "llamacpp", *own_options) as found:
@@ -190,6 +191,7 @@ def test_kills_of_llama_server_fail_only_what_it_computes(server: ServerProcess,
     try:
         for text, received in clients(server, expected, 6):
             assert expected[text].startswith(received.text), (text, received)
+            assert received.text or not received.error, "a request without a token is computed by the next server"
             if received.ended and not received.error:
                 assert received.text == expected[text]
             outcomes[received.error or ("whole" if received.ended else "left")] += 1
@@ -199,9 +201,8 @@ def test_kills_of_llama_server_fail_only_what_it_computes(server: ServerProcess,
     print(num_killed, outcomes)
     assert num_killed == NUM_KILLS
     assert outcomes["whole"] > NUM_CLIENTS
-    errors = [error for error in outcomes if error not in ("whole", "left")]
-    assert errors
-    assert all(error.startswith(DEATH) for error in errors), errors
+    assert outcomes.keys() == {"whole", "left", DEATH}
+    assert outcomes[DEATH] <= NUM_KILLS * NUM_SLOTS
     wait_for(lambda: server.ping() == 200, 60, "the server is not ready")
     for text in [*expected][:8]:
         assert ask(server, text) == Received(expected[text], "", True)

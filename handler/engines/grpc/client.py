@@ -56,7 +56,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
             return Failed("uses another protocol", f"{words}; for gRPC over TLS, use grpcs://", lasts=True)
         unreachable = "failed to connect" in details
         plain = "cannot be reached" if unreachable else "closed the connection"
-        return Failed(plain, words, broke_off=not unreachable, silent=unreachable)
+        return Failed(plain, words, broke_off=not unreachable, silent=unreachable, unreachable=unreachable)
     busy = code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
     silent = code == "DEADLINE_EXCEEDED"
     return Failed(f"answered {code}", words, lasts=code in _OF_THE_OPERATOR, busy=busy, silent=silent)

@@ -208,7 +208,7 @@ class ContractEngine(RemoteEngine[C]):
             on_failure.callback(self.close)
             if own is not None:
                 own.start()
-                own.watch()
+                self.watch_own(own)
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
             self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
             self.begin("grpc", self._model.max_tokens, config, failed)
@@ -226,6 +226,8 @@ class ContractEngine(RemoteEngine[C]):
 
     async def _model_at(self, url: str) -> GrpcModel:
         if self._own is not None:
+            if failure := self.own_failure():
+                raise Failed(failure, lasts=True, ill=True)
             self._own.check_port()
         model = await self._clients[url].model(generates=self.generates)
         server = next(server for server in self._servers if server.url == url)

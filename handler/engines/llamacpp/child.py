@@ -462,13 +462,9 @@ class LlamaServer(NamedTuple):
 
     def failure(self) -> str:
         """Return how the server has ended, as a verb phrase, with the reason; "" while it runs."""
-        status = self.process.exit_status
-        if status is None:
-            return ""
-        if status == -signal.SIGKILL:
-            return "was killed, perhaps because the machine has too little memory"
-        ended = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-        return f"ended {ended}" + (f": {self.log.error}" if self.log.error else "")
+        failure = self.process.failure()
+        has_reason = failure and self.log.error and self.process.exit_status != -signal.SIGKILL
+        return f"{failure}: {self.log.error}" if has_reason else failure
 
 
 def described(info: EngineInfo, props: bytes) -> EngineInfo:

@@ -105,7 +105,7 @@ class LlamaServers(RemoteEngine[C]):
                 props = self.complete(self._client.get(f"{self._child.url}/props"))
                 self.info = child.described(self.info, props)
                 self._child.log.is_loaded = True
-                self._child.process.watch()
+                self.watch_own(self._child.process)
             on_failure.pop_all()
 
     async def model_at(self, url: str) -> LlamaModel:
@@ -122,6 +122,9 @@ class LlamaServers(RemoteEngine[C]):
         if state.slots.count != model.num_slots:
             state.slots = Slots(model.num_slots)
         return model
+
+    def own_failure(self) -> str:
+        return "" if self._child is None else self._child.failure()
 
     def _check_child(self) -> None:
         """Raise Failed if the server that the engine has started has ended, or if another process has its port."""

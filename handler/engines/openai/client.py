@@ -204,7 +204,7 @@ class HttpClient:
             detail = f"its certificate is not signed by a trusted authority: {error}"
             raise Failed("cannot be trusted", detail, lasts=True) from None
         except self._unreachable as error:
-            raise Failed("cannot be reached", str(error.os_error)) from None
+            raise Failed("cannot be reached", str(error.os_error), unreachable=True) from None
         except self._errors as error:
             raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
 

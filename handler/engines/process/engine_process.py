@@ -7,6 +7,7 @@ run on a thread instead. The counterpart in the host is `supervisor.py`.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
 import socket
 import time
 import traceback
@@ -26,6 +27,8 @@ from handler.engines.base import (
     Interrupted,
     Interruptible,
     Output,
+    OwnServerLost,
+    OwnsServer,
     Reporting,
     Step,
     describe,
@@ -53,10 +56,16 @@ class Cancel(NamedTuple):
 
 
 class EngineFailed(NamedTuple):
-    """Message that the engine raised an exception during loading or during a step. `trace` is "" for a ConfigError."""
+    """Message that the engine raised an exception during loading or during a step.
+
+    Attributes:
+        trace: "" if the reason is written for users.
+        lost_server: whether the engine has lost the server that it had started.
+    """
 
     reason: str
     trace: str
+    lost_server: bool = False
 
 
 class Spec(NamedTuple):
@@ -78,6 +87,8 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
             raise  # the host has ended, or has given up on this engine
         except ConfigError as error:  # its message is written for the user
             send(channel, EngineFailed(str(error), ""))
+        except OwnServerLost as error:
+            send(channel, EngineFailed(str(error), "", lost_server=True))
         except Exception as error:  # the engine is foreign code: report it, so that the host can start another
             send(channel, EngineFailed(describe(error), traceback.format_exc()))
         finally:
@@ -91,10 +102,15 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reporter = _Reporter(engine, channel)
     active: set[int] = set()
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
+    end_of_server = engine.end_of_server() if isinstance(engine, OwnsServer) else None
     receive = True
     while True:
         answers: list[Output] = []
         commands: list[Any] | None = None
+        if end_of_server is not None and not active:
+            while not _waits_for_command(channel, end_of_server):
+                with contextlib.suppress(Interrupted):
+                    engine.step()
         if not active or (receive and arrived(0)):
             # Wait only while there is nothing to do. Between steps, read only commands that have arrived.
             commands = reader.receive(channel)
@@ -127,6 +143,12 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         # Empty steps are sent too: every command must be acknowledged, or the hang timer of the supervisor fires.
         send(channel, pack_step(step))
         reporter.report(idle=not active)
+
+
+def _waits_for_command(channel: socket.socket, end_of_server: int) -> bool:
+    """Wait until a command arrives, or the engine's own server ends. Return whether a command has arrived."""
+    ready = multiprocessing.connection.wait([channel, end_of_server])
+    return channel in ready and end_of_server not in ready
 
 
 class _Reporter:

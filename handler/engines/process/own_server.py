@@ -13,11 +13,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
+from handler.engines.process.supervisor import (
+    descendants,
+    end_with_process,
+    end_with_this_process,
+    open_process,
+)
 from handler.engines.remote.servers import Failed
 
 LOOPBACK = "127.0.0.1"
 _END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
+_GRACE = 5.0  # seconds for the engine to report the end of its server and to end
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
@@ -34,6 +40,10 @@ class OwnServer:
         environment: environment of the server.
         read_line: function that receives each line of the server's output, on a thread. By default, the server writes
             to the output of the engine.
+
+    Attributes:
+        end: file descriptor that becomes readable when the server ends; None before `watch`, or if the system cannot
+            watch processes.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class OwnServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._stop_watch: Callable[[], None] = lambda: None
+        self.end: int | None = None
 
     def start(self) -> None:
         """Start the server.
@@ -78,9 +89,14 @@ class OwnServer:
             self._reader.start()
 
     def watch(self) -> None:
-        """End this process when the server exits by itself. The engine's supervisor then restarts both."""
+        """End this process when the server exits by itself. The engine's supervisor then restarts both.
+
+        The engine should report the end itself before that.
+        """
         assert self._process is not None
-        self._stop_watch = end_with_process(self._process.pid, self._name)
+        with suppress(ProcessLookupError):  # cannot happen: its status has not been read
+            self.end = open_process(self._process.pid)
+        self._stop_watch = end_with_process(self._process.pid, self._name, _GRACE)
 
     @property
     def exit_status(self) -> int | None:
@@ -90,6 +106,15 @@ class OwnServer:
         if self._reader is not None:
             self._reader.join(_LAST_LINES)
         return self._process.returncode
+
+    def failure(self) -> str:
+        """Return how the server has ended, as a verb phrase; "" while it runs."""
+        status = self.exit_status
+        if status is None:
+            return ""
+        if status == -signal.SIGKILL:
+            return "was killed, perhaps because the machine has too little memory"
+        return f"ended by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def check_port(self) -> None:
         """Check that no other process listens on the port, because gRPC servers can share a port.
@@ -126,6 +151,9 @@ class OwnServer:
             self._process.wait(_END_SECONDS)
         self._process.kill()
         self._process.wait()
+        if self.end is not None:
+            os.close(self.end)
+            self.end = None
         if self._reader is not None:
             self._reader.join(_LAST_LINES)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from handler.core.child_processes import start
+from handler.core.errors import ServerLost
 from handler.core.log import log_trace
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
@@ -96,6 +97,7 @@ class EngineInstance:
     Attributes:
         reader: assembles the engine's messages.
         failure: the reason for a failure that the engine itself reported, or None.
+        lost_server: whether the failure is that of a server that the engine had started.
         restart_requested: whether to restart the engine as soon as no request is running.
     """
 
@@ -104,6 +106,7 @@ class EngineInstance:
         self.channel.setblocking(False)
         self.reader = ChannelReader()
         self.failure: str | None = None
+        self.lost_server = False
         self.restart_requested = False
         self._unsent = bytearray()
         self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
@@ -420,6 +423,7 @@ class EngineSupervisor:
         elif isinstance(message, EngineFailed):
             if message.trace:
                 log_trace(log, "engine failed", message.trace)
+            instance.lost_server = message.lost_server
             instance.failure = message.reason  # the steps before it are delivered first
 
     def _start(self) -> None:
@@ -451,10 +455,12 @@ class EngineSupervisor:
 
     def _fail(self, reason: str) -> NoReturn:
         """Give up on this instance, schedule the next one, and raise the error for all running requests."""
+        lost_server = self._instance is not None and self._instance.lost_server
         self._stop()
         self._active.clear()
         self._schedule_restart(reason)
-        raise engine_failure(reason)
+        failure = engine_failure(reason)
+        raise ServerLost(failure.message, detail=failure.detail) if lost_server else failure
 
     def _stop(self, grace: float = 0.0) -> None:
         if self._instance is not None:
@@ -536,30 +542,32 @@ def end_with_descendants(command: str) -> Callable[[], None]:
     names = {}
     for pid in descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and (fd := _open(pid)) is not None:
+            if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and (fd := open_process(pid)) is not None:
                 names[fd] = f"{command} (pid {pid})"
     return _end_with(names)
 
 
-def end_with_process(pid: int, name: str) -> Callable[[], None]:
+def end_with_process(pid: int, name: str, grace: float = 0.0) -> Callable[[], None]:
     """End this process when one of its children ends.
 
     Args:
         pid: process id of the child.
         name: name of the child in the log.
+        grace: number of seconds in which this process may end by itself.
 
     Returns:
         A function that stops the watch.
     """
-    fd = _open(pid)
-    return _end_with({} if fd is None else {fd: name})
+    fd = open_process(pid)
+    return _end_with({} if fd is None else {fd: name}, grace)
 
 
-def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
+def _end_with(processes: Mapping[int, str], grace: float = 0.0) -> Callable[[], None]:
     """End this process when one of several processes ends.
 
     Args:
         processes: names of the processes, by a file descriptor that becomes readable when the process ends.
+        grace: number of seconds in which this process may end by itself.
 
     Returns:
         A function that stops the watch.
@@ -568,7 +576,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
 
     def watch() -> None:
         ended = multiprocessing.connection.wait(list(processes))
-        if not closing.is_set():
+        if not closing.wait(grace):
             names = ", ".join(processes[fd] for fd in ended if isinstance(fd, int))
             print(f"the engine's process {names} has ended", file=sys.stderr, flush=True)
             os._exit(1)
@@ -578,7 +586,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
     return closing.set
 
 
-def _open(pid: int) -> int | None:
+def open_process(pid: int) -> int | None:
     """Open a file descriptor that refers to a process. Return None if the system does not allow this.
 
     Raises:

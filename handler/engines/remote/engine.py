@@ -24,6 +24,7 @@ from handler.engines.base import (
     Interrupted,
     NoAdapters,
     Output,
+    OwnServerLost,
     Silence,
     Step,
     Unsupported,
@@ -40,6 +41,7 @@ _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
 _MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
+_REAP, _REAP_INTERVAL = 1.0, 0.01  # seconds in which a process whose connections are closed ends; between two looks
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
 _NOT_ENFORCED = {
@@ -265,8 +267,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             timer.cancel()
         if time.monotonic() >= self._listen_at:
             self._end_silent()
-        if self._lost is not None:
-            raise RuntimeError(f"{self.own_name} {self._lost}")
+        if self._lost is not None and not (self._parts and self.own_failure()):  # what it has sent comes first
+            raise OwnServerLost(f"{self.own_name} {self._lost}")
         if self._interrupted:
             self._interrupted = False
             raise Interrupted
@@ -325,7 +327,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 self._refuse(running, server, error)
             except Failed as error:
                 self.release(server, running)
-                if running.ended:
+                if running.ended or await self._has_lost_own(error):
                     return
                 self.leave_out(server, error)
                 if error.broke_off:
@@ -453,6 +455,44 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             return error
         server.known, server.asked_at = True, self._loop.time()
         return None
+
+    def watch_own(self, own: OwnServer) -> None:
+        """Notice when the engine's own server ends."""
+        own.watch()
+        if own.end is not None:
+            self._loop.add_reader(own.end, self._lose_own)
+
+    def end_of_server(self) -> int | None:
+        return None if self._own is None else self._own.end
+
+    def own_failure(self) -> str:
+        """Return how the engine's own server has ended, as a verb phrase; "" while it runs, or if there is none."""
+        return "" if self._own is None else self._own.failure()
+
+    def _lose_own(self) -> bool:
+        """End the engine at the next step if its own server has ended. Return whether it has."""
+        assert self._own is not None
+        if not (failure := self.own_failure()):
+            return False
+        if self._own.end is not None:
+            self._loop.remove_reader(self._own.end)
+        self._lost = Failed(failure, lasts=True, ill=True)
+        self._loop.stop()
+        return True
+
+    async def _has_lost_own(self, error: Failed) -> bool:
+        """Return whether a request failed because the engine's own server has ended. All requests then end together.
+
+        A killed process closes its connections shortly before it has ended.
+        """
+        if self._own is None or error.busy:
+            return False
+        until = self._loop.time() + (_REAP if error.broke_off or error.unreachable else 0.0)
+        while not self._lose_own():
+            if self._loop.time() >= until:
+                return False
+            await asyncio.sleep(_REAP_INTERVAL)
+        return True
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
         """Prefer other servers for a while after a failure of this one.

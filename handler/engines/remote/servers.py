@@ -97,6 +97,7 @@ class Failed(Exception):
         broke_off: whether the connection was closed during the request, perhaps because of the request.
         busy: whether the server is overloaded and will recover by itself.
         silent: whether the server did not respond in time.
+        unreachable: whether no connection could be made.
         ill: whether the server reports that it is unhealthy, or cannot be trusted.
         retry_after: number of seconds to wait before a retry, as requested by the server; 0 if it did not request this.
     """
@@ -108,6 +109,7 @@ class Failed(Exception):
     broke_off: bool = False
     busy: bool = False
     silent: bool = False
+    unreachable: bool = False
     ill: bool = False
     retry_after: float = 0.0
 

@@ -26,7 +26,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput, Thoughts
 from handler.engines import base
-from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output
+from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, OwnServerLost
 from handler.engines.grpc import client
 from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
 from handler.engines.grpc.contract import GrpcCall
@@ -566,6 +566,26 @@ def test_only_an_own_server_that_is_silent_again_and_again_is_given_up(model: Pa
             assert re.search(silent, ask(found, key=key).error)
         with pytest.raises(RuntimeError, match=rf"the server of option\.engine_python {silent}"):
             ask(found, key=9)
+
+
+class Dies(Stays):
+    """A server that is killed: it closes its connections before its status can be read."""
+
+    num_looks = 0
+
+    def failure(self) -> str:
+        self.num_looks += 1
+        return "was killed" if self.num_looks > 3 else ""
+
+
+def test_a_request_does_not_fail_before_its_own_server_has_ended(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        assert ask(found) == ANSWER
+        own = found._own = Dies("grpc", "x", [], {})
+        server.stop()
+        with pytest.raises(OwnServerLost, match=r"^the server of option\.engine_python was killed$"):
+            ask(found, key=2)
+        assert own.num_looks > 3
 
 
 def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> None:

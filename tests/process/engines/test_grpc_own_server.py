@@ -123,7 +123,7 @@ def test_a_server_that_dies_ends_its_requests_and_is_started_again(engine: Engin
     pid = engine.pid
     assert pid is not None
     os.kill(server(pid), signal.SIGKILL)
-    with pytest.raises(GenerationFailed, match="exited with code 1"):
+    with pytest.raises(GenerationFailed, match=r"server of option\.engine_python was killed"):
         step_while_ready(engine)
     load(engine)
     assert answer(engine, 2) == [301, 302, 303, 301]
@@ -150,7 +150,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the processes with which this one would end."""
     names: list[str] = []
 
-    def end_with_process(pid: int, name: str) -> Callable[[], None]:
+    def end_with_process(pid: int, name: str, grace: float) -> Callable[[], None]:
         names.append(name)
         return lambda: None
 

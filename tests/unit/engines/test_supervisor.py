@@ -82,6 +82,7 @@ class Instance:
         self.channel.setblocking(False)
         self.isolated = isolated
         self.reader, self.failure, self.restart_requested = ChannelReader(), None, False
+        self.lost_server = False
         self.commands: list[Any] = []
         self.pid = None
 

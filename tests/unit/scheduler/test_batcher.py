@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.core.errors import GenerationFailed, InternalError, Overloaded, Unavailable
+from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServerLost, Unavailable
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Finish, Request, Sampling, Token
 from handler.engines.base import Output, Step
@@ -125,6 +125,37 @@ def test_an_engine_failure_ends_those_inside_and_spares_those_who_wait() -> None
     assert {delta.id for delta in engine_gone} == set(inside)
     assert all(isinstance(delta.error, GenerationFailed) and "boom" in str(delta.error) for delta in engine_gone)
     assert text(run(batcher)[waiting]) == "cc"
+
+
+def test_requests_without_a_token_continue_once_after_the_loss_of_the_engines_server() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine, max_active=3)
+    begun = submit(batcher, "a", max_new_tokens=3)
+    assert [delta.id for delta in batcher.step()] == [begun]
+    fresh, waiting = submit(batcher, "b", max_new_tokens=2, n=2), submit(batcher, "c", max_new_tokens=2)
+    engine.fail, engine.ready = ServerLost("engine failure: it was killed"), False
+    (failed,) = batcher.step()
+    assert (failed.id, str(failed.error)) == (begun, "engine failure: it was killed")
+    assert (batcher.num_active, batcher.num_queued) == (0, 2)
+    engine.ready = True
+    batcher.step()
+    assert (batcher.num_active, batcher.num_queued) == (3, 0)
+    engine.fail = ServerLost("engine failure: it was killed again")
+    (failed,) = batcher.step()
+    assert failed.id == fresh, "it may be the cause"
+    assert text(run(batcher)[waiting]) == "cc", "it had waited"
+    assert batcher.idle
+
+
+def test_a_request_that_continues_is_still_the_first_and_can_be_cancelled() -> None:
+    engine = Scripted()
+    batcher = Batcher(engine, max_active=1)
+    first, second = submit(batcher, "a", max_new_tokens=1), submit(batcher, "b", max_new_tokens=1)
+    third = submit(batcher, "c", max_new_tokens=1)
+    engine.fail = ServerLost("engine failure: it was killed")
+    assert batcher.step() == []
+    batcher.cancel(second)
+    assert list(run(batcher)) == [first, third]
 
 
 def test_nothing_starts_while_the_engine_is_not_ready() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from handler import engines
 from handler.config.config import Config
-from handler.core.errors import ConfigError, GenerationFailed
+from handler.core.errors import ConfigError, GenerationFailed, ServerLost
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.llamacpp import child
@@ -148,10 +148,14 @@ def test_a_llama_server_that_dies_ends_its_requests_and_is_started_again(engine:
         add(engine, key, count=200)
     engine.step(timeout=1)
     os.kill(server(pid), signal.SIGKILL)
-    with pytest.raises(GenerationFailed, match="exited with code 1"):
+    with pytest.raises(ServerLost, match="^engine failure: llama-server was killed, "):
         step_while_ready(engine)
     pid = load(engine)
     assert answer(engine, 10) == alone
+    os.kill(server(pid), signal.SIGABRT)  # while no request is running
+    with pytest.raises(ServerLost, match="^engine failure: llama-server ended by signal SIGABRT"):
+        step_while_ready(engine)
+    pid = load(engine)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not process_tree.in_session(pid), 30, "the server outlives its engine")
 
@@ -223,7 +227,7 @@ def test_a_program_that_is_no_llama_server_is_the_reason(model: Path, tmp_path: 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process would end with the servers that it starts, and they with it."""
 
-    def end_with_process(pid: int, name: str) -> Callable[[], None]:
+    def end_with_process(pid: int, name: str, grace: float) -> Callable[[], None]:
         return lambda: None
 
     monkeypatch.setattr(own_server, "end_with_process", end_with_process)
