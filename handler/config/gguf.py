@@ -509,7 +509,9 @@ def _pairs(
     for _ in range(count):
         key = _string(file)
         if key in keys:
-            raise ValueError(f"{file.name} is broken: its header has two values for {key[:100].decode(errors='replace')}")
+            raise ValueError(
+                f"{file.name} is broken: its header has two values for {key[:100].decode(errors='replace')}"
+            )
         keys.add(key)
         yield key, _value(file, _read(file, "I"), None if lists is None else lists.get(key))
         _check_end(file)

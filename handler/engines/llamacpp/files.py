@@ -108,7 +108,9 @@ def _check(source: Path, tokenizer: Mapping[str, Any]) -> None:
 
     try:
         Tokenizer.from_str(json.dumps(tokenizer))
-    except Exception as error:  # its own error is Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # its own error is Exception itself, and a panic is not even that
         raise UnsupportedTokenizer(f"{source}: its tokenizer cannot be used: {error}: {REMEDY}") from None
 
 
