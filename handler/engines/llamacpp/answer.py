@@ -16,7 +16,6 @@ from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
 
-
 _MAX_ID = 1 << 31
 
 

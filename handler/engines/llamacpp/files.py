@@ -54,7 +54,9 @@ def model_directory(gguf: Path) -> Path:
         log.warning("%s; its tokenizer is read from the files beside it", str(error).removesuffix(f": {REMEDY}"))
         return gguf.parent
     except OSError as error:
-        raise ConfigError(f"cannot read {gguf}: {error}") from None
+        if error.filename in (None, str(gguf)):
+            raise ConfigError(f"cannot read {gguf}: {error}") from None
+        raise ConfigError(f"cannot write the tokenizer of {gguf}: {error}; change LMI_CACHE") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -153,14 +155,14 @@ def _chat_template(values: Mapping[bytes, object], bos: str) -> str | list[dict[
         for key, value in values.items()
         if key == _TEMPLATE.encode() or key.startswith(f"{_TEMPLATE}.".encode())
     }
-    named = {
+    by_name = {
         name or "default": text if not bos or "bos_token" in text or bos in text else "{{ bos_token }}" + text
         for name, text in templates.items()
         if text
     }
-    if set(named) <= {"default"}:
-        return named.get("default")
-    return [{"name": name, "template": text} for name, text in named.items()]
+    if set(by_name) <= {"default"}:
+        return by_name.get("default")
+    return [{"name": name, "template": text} for name, text in by_name.items()]
 
 
 def _context_length(values: Mapping[bytes, object]) -> int | None:

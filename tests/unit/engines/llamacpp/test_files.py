@@ -29,7 +29,7 @@ def made(path: Path, values: dict[str, Any]) -> Path:
 
 def tokens(directory: Path, text: str, *, special: bool = False) -> list[str]:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    return [tokenizer.id_to_token(id) for id in tokenizer.encode(text, add_special_tokens=special).ids]
+    return [str(tokenizer.id_to_token(id)) for id in tokenizer.encode(text, add_special_tokens=special).ids]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_special_tokens_are_added_as_the_header_says(tmp_path: Path) -> None:
 
 def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
-    values = byte_level(**{"tokenizer.chat_template": template, "llama.context_length": 77})
+    values = {**byte_level(), "tokenizer.chat_template": template, "llama.context_length": 77}
     config = EngineConfig(model=made(tmp_path, values))
     tokenizer = load_tokenizer(config)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
@@ -230,3 +230,14 @@ def test_a_table_at_which_the_tokenizer_panics_is_a_tokenizer_that_is_not_suppor
     values = {**sentence_piece(), "model": "t5", "precompiled_charsmap": [1, 2, 3]}
     with pytest.raises(ConfigError, match=r"model\.gguf: its tokenizer cannot be used: .*put tokenizer\.json"):
         made(tmp_path, values)
+
+
+def test_a_cache_that_cannot_be_written_is_not_said_to_be_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("no directory")
+    with pytest.raises(ConfigError, match=r"^cannot write the tokenizer of .*model\.gguf: .*; change LMI_CACHE$"):
+        made(tmp_path, byte_level())
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / "other"))
+    with pytest.raises(ConfigError, match=r"^cannot read .*gone\.gguf: "):
+        model_directory(tmp_path / "gone.gguf")
