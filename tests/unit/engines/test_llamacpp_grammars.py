@@ -103,6 +103,7 @@ def test_a_grammar_is_read_as_llama_cpp_reads_it(text: str, allowed: list[str], 
         ('root ::= "' + "a" * (1 << 18) + '"', "must not exceed 262,144 characters"),
         ("root ::= " + "[a]{1900} " * 200, "becomes too large when its repetitions are written out"),
         ("root ::= " + "([a] [b]{0,30}){0,30} " * 900, "becomes too large when its repetitions are written out"),
+        "root ::= " + '("a" | "a"?)+ ' * 90,  # 361 stacks after each character, from each of as many
     ],
 )
 def test_a_grammar_that_llama_cpp_would_refuse_is_refused_with_a_reason(text: str, words: str) -> None:
