@@ -21,8 +21,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has a few thousand
 _MAX_NUMBERS = 1 << 12  # maximum numbers in a list to keep: enough for one per layer, but not for one per token
-_MAX_ITEMS = 1 << 21  # maximum length of a list of tokens or merges; the largest have half a million
+_MAX_ITEMS = 1 << 21  # maximum length of a list of texts; the largest have half a million
 _MAX_TEXTS = 1 << 27  # maximum bytes of such a list; the largest have a few millions
+_MAX_HEADER = 1 << 27  # maximum bytes of a header; the largest have 16 MiB
+_MAX_VALUES, _MAX_TENSORS = 1 << 16, 1 << 18  # maximum numbers; the largest models have some ten thousand tensors
+_MAX_PARTS = (1 << 16) - 1  # llama.cpp's own limit
 _PART = re.compile("-[0-9]{5}-of-")  # in the name of a file of a model in several parts
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
@@ -163,7 +166,8 @@ def control_texts(special: Collection[str]) -> Set[bytes]:
 
 def special_ids(values: Mapping[bytes, object], num_tokens: int) -> dict[str, int]:
     """Return the IDs of special tokens, by NAME in `tokenizer.ggml.NAME_token_id`, with llama.cpp's defaults."""
-    defaults = _DEFAULT_IDS.get(values.get(_MODEL), {})
+    model = values.get(_MODEL)
+    defaults = _DEFAULT_IDS.get(model, {}) if isinstance(model, bytes) else {}
     keys = {name: name for name in (*_SPECIAL, *_END_NAMES)} | _OLD_NAMES | {name: name for name in _FIM_TEXTS}
     declared = {name: values.get(f"tokenizer.ggml.{key}_token_id".encode()) for name, key in keys.items()}
     valid = {name: id for name, id in declared.items() if isinstance(id, int) and 0 <= id < num_tokens}
@@ -216,7 +220,10 @@ def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object
     """Return the key-value pairs of the header. Append the texts of all tokens to `tokens`."""
     lists = None if tokens is None else {_TOKENS: tokens}
     with path.open("rb") as file:
-        return dict(_pairs(file, _begin(file)[1], lists))
+        values = dict(_pairs(file, _begin(file)[1], lists))
+    if tokens and not isinstance(tokens[0], bytes):
+        raise ValueError(f"{path} is broken: {_TOKENS.decode()} is a list of another type")
+    return values
 
 
 def contents_of(values: Mapping[bytes, object]) -> tuple[str, int]:
@@ -225,7 +232,7 @@ def contents_of(values: Mapping[bytes, object]) -> tuple[str, int]:
     kind = kind if isinstance(kind, bytes) else None  # not a string, but a number or a list
     if values.get(_ARCHITECTURE) == b"clip":
         kind = b"mmproj"  # early projectors have no type
-    return _BESIDE.get(kind, "model"), parts if isinstance(parts, int) and parts else 1
+    return _BESIDE.get(kind, "model"), parts if type(parts) is int and parts else 1
 
 
 def in_parts(parts: int, first: str) -> str:
@@ -283,10 +290,12 @@ def _part_paths(first: Path, parts: int) -> list[Path]:
     """Return the paths of all parts of a model.
 
     Raises:
-        ValueError: if the name of the file is not that of the first part.
+        ValueError: if the name of the file is not that of the first part, or if the number of parts makes no sense.
     """
     if parts == 1:
         return [first]
+    if not 0 < parts <= _MAX_PARTS:
+        raise ValueError(f"{first} is broken: its header says that the model has {parts:,} parts")
     name = f"-00001-of-{parts:05}"
     if not first.stem.endswith(name):
         raise ValueError(f"{first} is not the first of {parts} parts: name the file *{name}.gguf, in their directory")
@@ -496,9 +505,16 @@ def _pairs(
     Raises:
         ValueError: if the header is broken, or if one of these lists is longer than that of any vocabulary.
     """
+    keys = set[bytes]()
     for _ in range(count):
         key = _string(file)
+        if key in keys:
+            raise ValueError(
+                f"{file.name} is broken: its header has two values for {key[:100].decode(errors='replace')}"
+            )
+        keys.add(key)
         yield key, _value(file, _read(file, "I"), None if lists is None else lists.get(key))
+        _check_end(file)
 
 
 def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
@@ -509,6 +525,13 @@ def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]
             raise ValueError(f"{file.name} is broken: its header has a tensor of {num_dimensions:,} dimensions")
         shape = [_read(file, "Q") for _ in range(num_dimensions)]
         yield shape, _read(file, "I"), _read(file, "Q")
+        _check_end(file)
+
+
+def _check_end(file: BinaryIO) -> None:
+    """Raise ValueError if the header is longer than that of any model. A file may have gigabytes of zeros."""
+    if file.tell() > _MAX_HEADER:
+        raise ValueError(f"{file.name} is broken: its header has more than {_MAX_HEADER:,} bytes")
 
 
 def _begin(file: BinaryIO) -> tuple[int, int]:
@@ -523,7 +546,11 @@ def _begin(file: BinaryIO) -> tuple[int, int]:
     version = _read(file, "I")
     if version not in (2, 3):
         raise ValueError(f"{file.name} is GGUF version {version}; supported: 2 and 3")
-    return _read(file, "Q"), _read(file, "Q")
+    num_tensors, num_values = _read(file, "Q"), _read(file, "Q")
+    if num_tensors > _MAX_TENSORS or num_values > _MAX_VALUES:
+        counts = f"{num_values:,} values and {num_tensors:,} tensors"
+        raise ValueError(f"{file.name} is broken: its header has {counts}")
+    return num_tensors, num_values
 
 
 def _read(file: BinaryIO, code: str) -> int:
@@ -566,16 +593,16 @@ def _strings(file: BinaryIO, count: int, items: list[Any] | None) -> None:
     """Read the strings of a list. Append them to `items`.
 
     Raises:
-        ValueError: if the header is broken, or if the strings for `items` have more bytes than any vocabulary.
+        ValueError: if the header is broken, or if the strings have more bytes than any vocabulary.
     """
     left = _MAX_TEXTS
     for _ in range(count):
         text = _string(file)
         if items is not None:
             items.append(text)
-            left -= len(text)
-            if left < 0:
-                raise ValueError(f"{file.name} is broken: a list in its header has more than {_MAX_TEXTS:,} bytes")
+        left -= len(text)
+        if left < 0:
+            raise ValueError(f"{file.name} is broken: a list in its header has more than {_MAX_TEXTS:,} bytes")
 
 
 def _value(file: BinaryIO, kind: int, items: list[Any] | None = None) -> object:
@@ -585,7 +612,7 @@ def _value(file: BinaryIO, kind: int, items: list[Any] | None = None) -> object:
     if kind == _ARRAY:
         item = _read(file, "I")
         count = _read(file, "Q")
-        if items is not None and count > _MAX_ITEMS:
+        if count > _MAX_ITEMS and (items is not None or item == _STRING):
             raise ValueError(f"{file.name} is broken: a list in its header has {count:,} items")
         if item in _SCALARS:
             return _numbers(file, _SCALARS[item], count, items)

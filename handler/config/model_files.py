@@ -185,8 +185,9 @@ def visible(directory: Path, pattern: str) -> list[Path]:
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    """Return the sorted GGUF files in a directory, without hidden files."""
-    return [path for path in visible(directory, "*") if gguf.is_gguf_name(path)]
+    """Return the sorted GGUF files in a directory, without hidden files, directories and pipes."""
+    paths = [path for path in visible(directory, "*") if gguf.is_gguf_name(path)]
+    return [path for path in paths if path.is_file() or not path.exists()]  # a broken link is reported when it is read
 
 
 def holds_model(directory: Path) -> bool:

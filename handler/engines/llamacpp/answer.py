@@ -16,6 +16,8 @@ from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
 
+_MAX_ID = 1 << 31
+
 
 class Tokens(NamedTuple):
     """The content of an event.
@@ -164,8 +166,8 @@ class LlamaCall(ResponseCheck):
         return choices[0] if len(choices) == 1 or (choices and self._is_ruled) else ()
 
     def _add(self, ids: list[int], scores: Sequence[Mapping[str, Any]], part: Part) -> None:
-        if not all(type(id) is int and id >= 0 for id in ids):
-            raise ValueError("token ids must be non-negative integers")
+        if not all(type(id) is int and 0 <= id < _MAX_ID for id in ids):
+            raise ValueError("token ids must be non-negative integers of 31 bits")
         values: Sequence[Any] = [None] * len(ids)
         tops: Sequence[Alternatives] = ()
         if self._scored and ids:
@@ -195,8 +197,8 @@ class LlamaCall(ResponseCheck):
         self.finish_reason = self.finish_reason or reason
 
     def check_progress(self) -> None:
-        """Raise Failed if the completion has ended without any token."""
-        if not self._num_of_leg and not self._num_unsent:
+        """Raise Failed if the completion has ended without any token. A response that is not a stream omits none."""
+        if not self._num_of_leg and not (self._num_unsent and self._leg.streamed):
             raise Failed("ended a completion without tokens")
 
 
@@ -261,7 +263,7 @@ def read_completion(data: bytes) -> Tokens:
         ended, is_progress = value.get("stop") is True, bool(value.get("prompt_progress"))
         timings = value.get("timings") or {}
         cached, num_prompt = timings.get("cache_n"), value.get("tokens_evaluated")
-        return Tokens(
+        tokens = Tokens(
             [] if is_progress else value.get("tokens") or [],  # a report of progress has an invalid id
             value.get("completion_probabilities") or [],
             value.get("content") or "",
@@ -272,5 +274,9 @@ def read_completion(data: bytes) -> Tokens:
             num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
             is_progress,
         )
+        types = type(tokens.ids), type(tokens.scores), type(tokens.text), type(tokens.num_tokens)
+        if types != (list, list, str, int) or tokens.num_tokens < 0:
+            raise ValueError("a field has another type")
+        return tokens
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

@@ -54,7 +54,9 @@ def model_directory(gguf: Path) -> Path:
         log.warning("%s; its tokenizer is read from the files beside it", str(error).removesuffix(f": {REMEDY}"))
         return gguf.parent
     except OSError as error:
-        raise ConfigError(f"cannot read {gguf}: {error}") from None
+        if error.filename in (None, str(gguf)):
+            raise ConfigError(f"cannot read {gguf}: {error}") from None
+        raise ConfigError(f"cannot write the tokenizer of {gguf}: {error}; change LMI_CACHE") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -108,7 +110,9 @@ def _check(source: Path, tokenizer: Mapping[str, Any]) -> None:
 
     try:
         Tokenizer.from_str(json.dumps(tokenizer))
-    except Exception as error:  # its own error is Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # its own error is Exception itself, and a panic is not even that
         raise UnsupportedTokenizer(f"{source}: its tokenizer cannot be used: {error}: {REMEDY}") from None
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 MAX_MISSING = 8
 """Maximum number of ids that are recovered from their text. A character rarely has more than 4 tokens."""
 _LONGEST = 4  # bytes of a character
+_MAX_TEXT = 1 << 10  # bytes of a text whose ids are recovered; the search takes the square of their number
 
 
 def is_incomplete(text: bytes) -> bool:
@@ -59,7 +60,9 @@ class Pieces:
         if last >= len(self._pieces) or count > MAX_MISSING or not data.endswith(self._pieces[last]):
             return []
         before = data.removesuffix(self._pieces[last])
-        return list(islice(self._divisions(before, 0, count), 2)) if is_incomplete(before) else []
+        if len(before) > _MAX_TEXT or not is_incomplete(before):
+            return []
+        return list(islice(self._divisions(before, 0, count), 2))
 
     def text(self, ids: Sequence[int]) -> str | None:
         """Return the text of tokens, or None if it is not complete."""

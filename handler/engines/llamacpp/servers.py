@@ -210,11 +210,11 @@ def served_path(urls: Sequence[str]) -> Path:
     reasons = []
     for url, answer in answers.items():
         path = None
-        with contextlib.suppress(ValueError, AttributeError):
+        with contextlib.suppress(ValueError, AttributeError, OSError):  # OSError: the name is too long
             path = orjson.loads(answer).get("model_path") if isinstance(answer, bytes) else None
-        if isinstance(path, str) and path and Path(path).is_file():
-            return Path(path)
-        served = f"its file {path!r} cannot be read here" if path else "it does not name its file"
+            if isinstance(path, str) and path and Path(path).is_file():
+                return Path(path)
+        served = f"its file {path!r:.200} cannot be read here" if path else "it does not name its file"
         reasons.append(f"{url}: {answer if isinstance(answer, BaseException) else served}")
     raise ConfigError(
         f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "

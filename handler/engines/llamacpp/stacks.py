@@ -26,6 +26,7 @@ _MAX_CALLS = 1_000_000  # visits of rules while llama.cpp looks for left recursi
 _DEPTH = 1  # characters by which positions are compared, beside the first
 _WALKS = 2  # responses that are tried from the root
 _CHARACTERS = 96  # of each of them
+_COMPARISON = 20  # times as long as that of a character takes that of two stacks, measured
 _SAMPLE = 1024  # tokens of a vocabulary that are tried
 _LONGEST = 128  # of them, the longest
 _MOST_CHARACTERS = 32  # of a token
@@ -261,8 +262,17 @@ class Trial:
             stacks = max(choices, key=len) if greedy else choices[0]
 
     def _following(self, stacks: Sequence[int], kind: int) -> Sequence[int]:
+        """Return the stacks after a character. llama.cpp compares each of them with those that it has found already.
+
+        Raises:
+            TooSlow: it would take too long.
+        """
         after = self._stacks.after(stacks, kind)
-        return list(dict.fromkeys(result for _, stack in after for result in self._stacks.expand(stack)))
+        results = [result for _, stack in after for result in self._stacks.expand(stack)]
+        following = list(dict.fromkeys(results))
+        if len(results) * len(following) * _COMPARISON > MAX_TRIALS:
+            raise TooSlow
+        return following
 
     def num_trials(self, stacks: Sequence[int]) -> float:
         """Return how many characters llama.cpp compares to find the tokens that the stacks allow.

@@ -146,16 +146,38 @@ class OwnServer:
         if self._process is None:
             return
         self._stop_watch()
+        others = _open_all(descendants(self._process.pid)) if _TCP[0].exists() else []
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self._process.kill()
         self._process.wait()
+        _kill_all(others)
         if self.end is not None:
             os.close(self.end)
             self.end = None
         if self._reader is not None:
             self._reader.join(_LAST_LINES)
+
+
+def _open_all(pids: Iterable[int]) -> list[int]:
+    """Open file descriptors that refer to processes, as far as the system allows this."""
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            found.append(os.pidfd_open(pid))
+    return found
+
+
+def _kill_all(processes: Iterable[int]) -> None:
+    """Kill the processes that still run, and close their file descriptors.
+
+    The program may be a script that has started the server, perhaps in another session, and that ended before it.
+    """
+    for fd in processes:
+        with suppress(OSError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
 
 
 def _read_lines(output: IO[bytes], read_line: Callable[[str], None]) -> None:

@@ -128,6 +128,7 @@ SLOW = {
     ),
     "left recursion behind rules that may be empty": 'root ::= e root "a" | "b"\ne ::= f f\nf ::= "" | "c"',
     "left recursion behind one such rule": 'root ::= e root "a" | "b"\ne ::= f\nf ::= ""',
+    "many optional letters that are repeated": "root ::= " + '("a" | "a"?)+ ' * 90,  # 361 stacks after each letter
     "a chain of rules": "".join(f"r{at} ::= r{at + 1}\n" for at in range(3000)) + "r3000 ::= [a]\nroot ::= r0",
 }  # fmt: skip
 

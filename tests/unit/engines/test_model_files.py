@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -457,6 +459,9 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
             gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<I", 1 << 30)),
             "1,073,741,824 dimensions",
         ),
+        (gguf_file(ARCHITECTURE, TOKENS, count=1 << 17), "its header has 131,072 values and 1 tensors"),
+        (gguf_file(pair(b"x", 9, struct.pack("<IQ", 8, 1 << 22))), "a list in its header has 4,194,304 items"),
+        (gguf_file(ARCHITECTURE, TOKENS, TOKENS), r"its header has two values for tokenizer\.ggml\.tokens"),
         (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"extends a model \(mmproj\)"),
         (gguf_file(TOKENS), r"contains no model: its header has no general\.architecture"),
         (gguf_file(ARCHITECTURE), r"contains no tokenizer: its header has no tokenizer\.ggml\.tokens"),
@@ -468,6 +473,59 @@ def test_a_broken_gguf_file_is_refused_by_its_name(tmp_path: Path, data: bytes, 
     with pytest.raises(ValueError, match=message) as refused:
         gguf.check_complete(path)
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 16) + pair(b"x", 9, struct.pack("<IQ", 8, 1 << 21)),
+        b"GGUF" + struct.pack("<IQQ", 3, 1 << 18, 0),
+        b"GGUF" + struct.pack("<IQQ", 3, 1, 1000) + pair(b"x", 8, struct.pack("<Q", 1 << 26) + bytes(1 << 26)) * 3,
+    ],
+    ids=["values", "tensors", "texts"],
+)
+def test_a_file_with_gigabytes_of_zeros_is_refused_soon(tmp_path: Path, begin: bytes) -> None:
+    path = tmp_path / "a.gguf"
+    with path.open("wb") as file:
+        file.write(begin)
+        file.truncate(1 << 36)  # takes no room on disk
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"is broken|contains no|is cut short"):
+        gguf.check_complete(path)
+    assert time.process_time() - began < 30
+
+
+@pytest.mark.parametrize("number", [(4, "<I", 1 << 32 - 1), (5, "<i", -3), (10, "<Q", 1 << 63)])
+def test_a_number_of_parts_that_makes_no_sense_is_refused(tmp_path: Path, number: tuple[int, str, int]) -> None:
+    kind, code, parts = number
+    path = tmp_path / f"m-00001-of-{parts:05}.gguf"
+    path.write_bytes(gguf_file(ARCHITECTURE, TOKENS, pair(b"split.count", kind, struct.pack(code, parts))))
+    with pytest.raises(ValueError, match="its header says that the model has"):
+        gguf.check_parts(path)
+
+
+@pytest.mark.parametrize("kind", [b"general.architecture", b"general.type", b"tokenizer.ggml.model"])
+def test_lists_in_place_of_names_are_not_errors_of_ours(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(gguf_file(pair(kind, 9, struct.pack("<IQI", 4, 1, 7)), TOKENS))
+    assert gguf.end_ids(path) == frozenset()
+    assert gguf.tokenizer_config(path) == {}
+
+
+def test_tokens_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(gguf_file(ARCHITECTURE, pair(b"tokenizer.ggml.tokens", 9, struct.pack("<IQI", 4, 1, 7))))
+    for read in (gguf.end_ids, gguf.tokenizer_config, gguf.read_tokenizer):
+        with pytest.raises(ValueError, match=r"tokenizer\.ggml\.tokens is a list of another type"):
+            read(path)
+
+
+def test_a_pipe_beside_a_model_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(WHOLE)
+    os.mkfifo(tmp_path / "b.gguf")
+    (tmp_path / "c.gguf").mkdir()
+    (tmp_path / "d.gguf").symlink_to(tmp_path / "gone")
+    assert [path.name for path in model_files.gguf_files(tmp_path)] == ["a.gguf", "d.gguf"]
 
 
 # -- the command ---------------------------------------------------------------------------------------------

@@ -581,7 +581,7 @@ def error(message: str = "no such thing", code: int = 400) -> dict[str, Any]:
     return {"error": Refusal(message, code=code).error}
 
 
-def event(*ids: int, count: int, content: str = "x", **more: Any) -> bytes:
+def event(*ids: int, count: Any, content: Any = "x", **more: Any) -> bytes:
     body = {"index": 0, "content": content, "tokens": ids, "stop": False, "tokens_predicted": count, **more}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
@@ -626,6 +626,13 @@ SCRIPTS: dict[str, tuple[Sequence[bytes], Result]] = {
     "too many": ((HEAD, event(5, 6, 7, count=3)), failed(error=f"{SERVER} sent more tokens than max_tokens=2")),
     "a negative id": ((HEAD, FIVE, event(-1, count=2)), failed(5, error=f"{SERVER} {UNREADABLE}")),
     "no count": ((HEAD, FIVE, b'data: {"tokens": [6]}\n\n'), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "a count as text": ((HEAD, FIVE, event(6, count="2")), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "a negative count": ((HEAD, FIVE, event(6, count=-2)), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "a number as ids": ((HEAD, FIVE, event(count=2, tokens=7)), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "texts as ids": ((HEAD, FIVE, event(count=2, tokens=["6"])), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "an id of 64 bits": ((HEAD, FIVE, event(1 << 63, count=2)), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "a list as text": ((HEAD, FIVE, event(6, count=4, content=["x"])), failed(5, error=f"{SERVER} {UNREADABLE}")),
+    "a list as times": ((HEAD, FIVE, end(timings=[1])), failed(5, error=f"{SERVER} {UNREADABLE}")),
     "a list": ((HEAD, FIVE, b"data: []\n\n"), failed(5, error=f"{SERVER} {UNREADABLE}")),
     "no JSON": ((HEAD, FIVE, b"data: {\n\n"), failed(5, error=f"{SERVER} {UNREADABLE}")),
     "a broken chunk": ((CHUNKED + b"zz\r\n",), failed(error=f"{SERVER} closed the connection")),
@@ -639,6 +646,23 @@ def test_events_are_read_as_they_come_and_errors_are_told(
     server.scripts = [script] * 8
     with engine(None, server) as found:
         assert ask(found, TWO) == expected
+        server.scripts = []
+        assert ask(found, TWO, key=2).ids == own(server, PROMPT, n_predict=2)["tokens"]
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_tokens_that_never_come_are_not_asked_for_again_and_again(
+    server: LlamaServer, model: Path, has_ids: bool
+) -> None:
+    answer = json.dumps({"tokens": [5] * has_ids, "tokens_predicted": 9, "stop": True, "stop_type": "limit"}).encode()
+    length = b"content-length: %d\r\n\r\n" % len(answer)
+    whole_answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + answer
+    server.scripts = [(HEAD, event(count=9, stop=True, stop_type="limit"))] + [(whole_answer,)] * 1000
+    with engine(model, server) as found:
+        result = ask(found, SAMPLING._replace(max_new_tokens=20))
+        reason = "sent more tokens than max_tokens=20" if has_ids else "ended a completion without tokens"
+        assert result == failed(*[5] * (20 * has_ids), error=f"{SERVER} {reason}")
+        assert len(server.received) < 30
         server.scripts = []
         assert ask(found, TWO, key=2).ids == own(server, PROMPT, n_predict=2)["tokens"]
 

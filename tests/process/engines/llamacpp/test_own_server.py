@@ -256,6 +256,21 @@ def test_a_port_that_was_taken_just_now_is_not_used(model: Path, program: str, m
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("begin", ["", "setsid -w "], ids=["one session", "two sessions"])
+def test_a_server_that_a_script_starts_ends_with_the_script(
+    model: Path, program: str, tmp_path: Path, begin: str
+) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\n{begin}{program} "$@"\ntrue\n')
+    wrapper.chmod(0o755)
+    found = child.start(config(model, str(wrapper)))
+    pids = found.process._pids()
+    assert len(pids) > 1
+    found.process.stop()
+    wait_for(lambda: not any(map(process_tree.alive, pids)), 5, "the server goes on without its script")
+
+
+@pytest.mark.usefixtures("alone")
 def test_lines_of_the_log_are_short_and_without_keys(
     model: Path, double: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

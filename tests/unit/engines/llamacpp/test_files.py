@@ -224,3 +224,20 @@ def test_the_directory_is_made_once_and_may_lie_beside_the_file(tmp_path: Path) 
     beside = tmp_path / "converted" / first.name
     beside.mkdir(parents=True)
     assert model_directory(path) == beside
+
+
+def test_a_table_at_which_the_tokenizer_panics_is_a_tokenizer_that_is_not_supported(tmp_path: Path) -> None:
+    values = {**sentence_piece(), "model": "t5", "precompiled_charsmap": [1, 2, 3]}
+    with pytest.raises(ConfigError, match=r"model\.gguf: its tokenizer cannot be used: .*put tokenizer\.json"):
+        made(tmp_path, values)
+
+
+def test_a_cache_that_cannot_be_written_is_not_said_to_be_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("no directory")
+    with pytest.raises(ConfigError, match=r"^cannot write the tokenizer of .*model\.gguf: .*; change LMI_CACHE$"):
+        made(tmp_path, byte_level())
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / "other"))
+    with pytest.raises(ConfigError, match=r"^cannot read .*gone\.gguf: "):
+        model_directory(tmp_path / "gone.gguf")
