@@ -45,7 +45,7 @@ _DEFAULT_IDS: Mapping[object, Mapping[str, int]] = {
 """The ids of special tokens that the header does not declare, by `tokenizer.ggml.model`."""
 _END_NAMES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 """Names of tokens that end a response. The last three are between files."""
-END_MARKS = {
+END_TEXTS = {
     *(b"<|eot_id|>", b"<|im_end|>", b"<|end|>", b"<|return|>", b"<|call|>", b"<|flush|>", b"<|calls|>"),
     *(b"<end_of_turn>", b"<|endoftext|>", b"</s>", b"<|eom_id|>", b"<EOT>", b"_<EOT>", b"[EOT]", b"[EOS]"),
     *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>", b"[e~["),
@@ -53,7 +53,7 @@ END_MARKS = {
 }
 """Texts of tokens that end a response even if the header does not declare them as end tokens."""
 _FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-_FIM_MARKS = {
+_FIM_TEXTS = {
     "fim_pre": {
         *(b"<|fim_prefix|>", b"<fim-prefix>", b"<fim_prefix>", b"<PRE>", b"<|code_prefix|>", b"<|prefix|>"),
         *("<｜fim▁begin｜>".encode(), "▁<PRE>".encode()),
@@ -120,7 +120,7 @@ def end_ids(path: Path) -> frozenset[int]:
     """Return the IDs of the tokens that end a response, as llama.cpp does (src/llama-vocab.cpp, `special_eog_ids`).
 
     These are the end-of-text, end-of-turn and end-of-message tokens in the header, the tokens between files, and all
-    tokens with a text in `END_MARKS`. The end-of-text token alone is not enough, because chat templates often end a
+    tokens with a text in `END_TEXTS`. The end-of-text token alone is not enough, because chat templates often end a
     turn with another token.
 
     Raises:
@@ -133,9 +133,9 @@ def end_ids(path: Path) -> frozenset[int]:
 def ends(values: Mapping[bytes, object], tokens: Sequence[bytes]) -> frozenset[int]:
     """Return the IDs of the tokens that end a response; see `end_ids`."""
     special = special_ids(values, len(tokens))
-    marks = END_MARKS.union(*(_FIM_MARKS[name] for name in _FIM_ENDS if name not in special))
+    texts = END_TEXTS.union(*(_FIM_TEXTS[name] for name in _FIM_ENDS if name not in special))
     ids = [special[name] for name in _END_NAMES if name in special]
-    ids += [id for id, text in enumerate(tokens) if text in marks]
+    ids += [id for id, text in enumerate(tokens) if text in texts]
     no_ends = end_exceptions({tokens[id] for id in ids})
     return frozenset(id for id in ids if tokens[id] not in no_ends)
 
@@ -152,19 +152,19 @@ def end_exceptions(texts: Set[bytes]) -> Set[bytes]:
     return exceptions
 
 
-def control_marks(special: Collection[str]) -> Set[bytes]:
+def control_texts(special: Collection[str]) -> Set[bytes]:
     """Return the texts of tokens that are control tokens even if the header says otherwise.
 
     Args:
         special: names of the special tokens that the header declares.
     """
-    return END_MARKS.union(*(texts for name, texts in _FIM_MARKS.items() if name not in special))
+    return END_TEXTS.union(*(texts for name, texts in _FIM_TEXTS.items() if name not in special))
 
 
 def special_ids(values: Mapping[bytes, object], num_tokens: int) -> dict[str, int]:
     """Return the IDs of special tokens, by NAME in `tokenizer.ggml.NAME_token_id`, with llama.cpp's defaults."""
     defaults = _DEFAULT_IDS.get(values.get(_MODEL), {})
-    keys = {name: name for name in (*_SPECIAL, *_END_NAMES)} | _OLD_NAMES | {name: name for name in _FIM_MARKS}
+    keys = {name: name for name in (*_SPECIAL, *_END_NAMES)} | _OLD_NAMES | {name: name for name in _FIM_TEXTS}
     declared = {name: values.get(f"tokenizer.ggml.{key}_token_id".encode()) for name, key in keys.items()}
     valid = {name: id for name, id in declared.items() if isinstance(id, int) and 0 <= id < num_tokens}
     ids = {**defaults, **valid}

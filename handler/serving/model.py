@@ -364,7 +364,7 @@ class ServedAdapters:
         """
         found = dict(self.at_start)
         for name, loaded in () if self._of_server is None else self._of_server():
-            if is_name(name) and Path(loaded) not in found.values():
+            if is_name(name):
                 found.setdefault(name, Path(loaded))
         for name, path in found.items():
             try:

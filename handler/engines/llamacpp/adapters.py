@@ -1,8 +1,8 @@
 """LoRA adapters of llama-server, which loads them only when it starts.
 
-A request names the scale of each adapter. Without scales, the server would apply those of its start. The engine never
-runs requests for different adapters at once, because llama-server would let one of them wait without a sign of life
-until the others have ended.
+A request contains the scale of each adapter. Without scales, the server would apply those of its start. The engine
+never runs requests for different adapters at once, because llama-server would let some of them wait in silence until
+the others have ended.
 
 Sources: llama.cpp b11434, tools/server/server-context.cpp (`launch_slot_with_task`, `can_batch_with`,
 `get_available_slot`, `get_lora_adapters`) and common/arg.cpp (`parse_csv_row`).
@@ -62,7 +62,7 @@ class LoadedAdapters(tuple[LoadedAdapter, ...]):
             raise Failed("does not describe its adapters", detail) from None
 
     def find(self, path: str) -> int | None:
-        """Return the id of an adapter by its path, or by its file name if only one adapter has this name."""
+        """Return the id of an adapter by its path, or by its file name if no other adapter has this name."""
         wanted, paths = PurePath(path), [PurePath(adapter.path) for adapter in self]
         for names in (paths, [PurePath(own.name) for own in paths]):
             if names.count(wanted) == 1:
@@ -73,7 +73,7 @@ class LoadedAdapters(tuple[LoadedAdapter, ...]):
         """Return the scales in a request that uses an adapter, or the model itself if `used` is None."""
         return [{"id": id, "scale": adapter.scale if id == used else 0.0} for id, adapter in enumerate(self)]
 
-    def named(self) -> tuple[tuple[str, str], ...]:
+    def paths_by_name(self) -> tuple[tuple[str, str], ...]:
         """Return names for the adapters, each with the path: the names of their files, without the suffix."""
         names: dict[str, str] = {}
         for adapter in self:

@@ -191,6 +191,11 @@ _GIB = 1 << 30
 _CACHE_GIB = 4  # most memory of the KV cache if option.kv_cache_gib does not set it
 _PROMPTS_GIB = 8  # most memory of the prompt cache, as llama-server itself
 _LEAST_CONTEXT = 4096
+_STEP = 512
+"""Number of tokens that are computed before running requests get their next tokens, and long prompts report progress.
+
+llama-server computes 512 tokens at once too, but four times as many before it responds.
+"""
 _BATCH = 512  # tokens, as llama-server itself
 _MOST_BATCH = 8192  # tokens; larger batches need much more memory
 _MEMORY = Path("/proc/meminfo")
@@ -326,6 +331,7 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         "LLAMA_ARG_N_PARALLEL": size.num_slots,
         "LLAMA_ARG_KV_UNIFIED": int(size.shared),
         "LLAMA_ARG_CACHE_RAM": size.prompts_mib,
+        "LLAMA_ARG_BATCH": _STEP,
         "LLAMA_ARG_CTX_CHECKPOINTS": 0,  # b11434 can restore one that contains a token of another prompt
         "LLAMA_ARG_OFFLINE": 1,
         "LLAMA_ARG_UI": 0,

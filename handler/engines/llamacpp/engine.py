@@ -88,7 +88,7 @@ class Slots:
     Its slots may share a cache. If the cache is full, fewer requests run at once until all of them have ended.
 
     Only requests of the same group run at once. When all of them have ended, those that wait for the same group as the
-    first one are next.
+    first request are next.
 
     Attributes:
         count: number of slots.
@@ -270,7 +270,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
         self._adapters: dict[str, LoadedAdapters] = {}  # by address
         super().__init__(config)
-        names = next(iter(self._adapters.values()), LoadedAdapters()).named()
+        names = next(iter(self._adapters.values()), LoadedAdapters()).paths_by_name()
         self.info = replace(self.info, adapters=names)
 
     async def model_at(self, url: str) -> LlamaModel:
@@ -305,7 +305,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             self.complete(asyncio.wait_for(self._ask_all(), _ASK_SECONDS))  # servers may have been restarted
         if not self._is_loaded(adapter.path):
             remedy = "restart this server with option.lora_modules" if self._child else "start it with --lora"
-            raise ValueError(f"llama-server loads adapters only when it starts, and has not loaded this one: {remedy}")
+            raise ValueError(f"llama-server loads adapters only when it starts, and has not loaded it: {remedy}")
 
     def _is_loaded(self, path: str) -> bool:
         return any(loaded.find(path) is not None for loaded in self._adapters.values())

@@ -151,14 +151,14 @@ def _chat_template(values: Mapping[bytes, object], bos: str) -> str | list[dict[
         for key, value in values.items()
         if key == _TEMPLATE.encode() or key.startswith(f"{_TEMPLATE}.".encode())
     }
-    named = {
+    by_name = {
         name or "default": text if not bos or "bos_token" in text or bos in text else "{{ bos_token }}" + text
         for name, text in templates.items()
         if text
     }
-    if set(named) <= {"default"}:
-        return named.get("default")
-    return [{"name": name, "template": text} for name, text in named.items()]
+    if set(by_name) <= {"default"}:
+        return by_name.get("default")
+    return [{"name": name, "template": text} for name, text in by_name.items()]
 
 
 def _context_length(values: Mapping[bytes, object]) -> int | None:

@@ -24,7 +24,7 @@ _ALLOWED = 1000.0
 """Added to the logits of the only tokens that are allowed. It exceeds all differences between logits by far, and is
 small enough for 32-bit floats to keep the differences between the allowed tokens to 1e-4."""
 
-_LONG_PROMPT = 1024
+_LONG_PROMPT = 256
 """Number of tokens from which llama-server reports the progress of a prompt. Otherwise, it is silent meanwhile."""
 
 _RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself

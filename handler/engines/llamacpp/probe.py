@@ -13,7 +13,7 @@ from handler.engines.remote.servers import Failed, Refused
 
 _TEXT = "The quick brown fox isn't 12345 or 6.7e-8:\n\n\tdef f(x):\n        return [x, 'Ça va? 你好,世界 Привет 😀']\n"
 """Words, digits, spaces and characters that tokenizers divide in different ways."""
-_MOST_MARKS = 32
+_MAX_MARKERS = 32
 _SHOWN = 8  # tokens in a message
 _NO_SUCH_ID = "answered 500"
 """The failure of /detokenize if an id is outside the vocabulary."""
@@ -35,8 +35,8 @@ class Probe(NamedTuple):
     @classmethod
     def of(cls, tokenizer: HfTokenizer) -> Probe:
         """Return a probe with the special tokens that the chat template contains."""
-        marks = sorted(mark for mark in tokenizer.vocabulary.marks if mark and mark in tokenizer.chat_template)
-        text = _TEXT + "".join(marks[:_MOST_MARKS])
+        markers = sorted(text for text in tokenizer.vocabulary.marks if text and text in tokenizer.chat_template)
+        text = _TEXT + "".join(markers[:_MAX_MARKERS])
         ids = tokenizer.ids(text)
         return cls(text, ids, tokenizer.vocabulary.decode(ids))
 
@@ -51,8 +51,8 @@ class Probe(NamedTuple):
             Failed: the server has another vocabulary, or fails.
         """
         try:
-            found = await tokenized(tokenize, self.text)
-            if found == list(self.ids):
+            ids = await tokenized(tokenize, self.text)
+            if ids == list(self.ids):
                 return ""
             text = await self._decoded(detokenize)
         except Refused as error:
@@ -64,8 +64,8 @@ class Probe(NamedTuple):
         if text != self.decoded:
             words = f"the text of the ids {list(self.ids[:_SHOWN])} is {text[:40]!r}, not {self.decoded[:40]!r}"
             raise Failed("has another tokenizer", f"{words}; set option.model_id to the model it serves", lasts=True)
-        at = next((at for at, (id, own) in enumerate(zip(found, self.ids, strict=False)) if id != own), 0)
-        return f"it has {found[at : at + _SHOWN]} where the files of option.model_id have {self.ids[at : at + _SHOWN]}"
+        at = next((at for at, (id, expected) in enumerate(zip(ids, self.ids, strict=False)) if id != expected), 0)
+        return f"it has {ids[at : at + _SHOWN]} where the files of option.model_id have {self.ids[at : at + _SHOWN]}"
 
     async def _decoded(self, detokenize: Tokenize) -> str:
         """Return the server's text of the ids, or "" if it does not have all of them."""

@@ -37,7 +37,7 @@ def tokenizer_json(gguf: GgufVocabulary) -> Json:
 
 
 def _added_tokens(gguf: GgufVocabulary) -> list[Json]:
-    """Return the tokens that are found in a text before it is divided into words."""
+    """Return the tokens that are extracted from a text before it is divided into words."""
     return [
         {
             "id": id,
@@ -180,18 +180,18 @@ def _scored_merges(gguf: GgufVocabulary, vocabulary: Mapping[str, int]) -> list[
     llama.cpp merges the leftmost of equal pairs. If two pairs of the same token overlap, the left one is the one whose
     second part also begins the token.
     """
-    found = list[tuple[float, int, bool, str, str]]()
+    merges = list[tuple[float, int, bool, str, str]]()
     for id, text in enumerate(gguf.texts):
         score = gguf.scores[id]
         for split in range(1, len(text)):
             left, right = text[:split], text[split:]
             if left in vocabulary and right in vocabulary:
-                found.append((-score, id, not text.startswith(right), left, right))
-    found.sort(key=lambda merge: merge[:3])
-    return [(left, right) for *_, left, right in found]
+                merges.append((-score, id, not text.startswith(right), left, right))
+    merges.sort(key=lambda merge: merge[:3])
+    return [(left, right) for *_, left, right in merges]
 
 
-# -- BERT: the longest token at each place of a word -------------------------------------------------------------------
+# -- BERT: the longest token at each position of a word ----------------------------------------------------------------
 
 
 _LONGEST_WORD = 256  # characters of a word; a longer one is unknown, because its tokens take quadratic time
@@ -243,10 +243,10 @@ def _unigrams(gguf: GgufVocabulary) -> Json:
     unknown = gguf.special.get("unknown")
     if not normal or unknown is None:
         raise ConfigError(f"its vocabulary has no tokens, or none for unknown words: {REMEDY}")
-    # llama.cpp does not find other tokens in words.
-    found = {Kind.NORMAL: None, Kind.UNUSED: None, Kind.USER_DEFINED: 0.0}
+    # llama.cpp does not look for other tokens in words.
+    fixed = {Kind.NORMAL: None, Kind.UNUSED: None, Kind.USER_DEFINED: 0.0}
     scores = [
-        (score if found[kind] is None else found[kind]) if kind in found else min(normal)
+        (score if fixed[kind] is None else fixed[kind]) if kind in fixed else min(normal)
         for score, kind in zip(gguf.scores, gguf.kinds, strict=False)
     ]
     table = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(gguf.characters).decode()}]

@@ -112,11 +112,11 @@ class GgufVocabulary(NamedTuple):
         )
 
     def is_added(self, id: int) -> bool:
-        """Return whether a token is found in a text before the text is divided into words."""
+        """Return whether a token is extracted from a text before the text is divided into words."""
         return self.kinds[id] in _ADDED
 
     def is_special(self, id: int) -> bool:
-        """Return whether a token is not shown in texts, and not found in texts that are taken literally."""
+        """Return whether a token is not shown in texts, and not extracted from texts that are taken literally."""
         return self.kinds[id] in _SPECIAL
 
 
@@ -187,7 +187,7 @@ def _merges(merges: Iterable[bytes]) -> list[tuple[str, str]]:
 
 
 _SHOWN = {b"<|channel|>", b"<|message|>", b"<|start|>", b"<|constrain|>"}
-"""Texts of Harmony's tokens, which are not hidden."""
+"""Texts of Harmony's tokens, which are visible."""
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 """Texts of tokens of Phi 3 that do not take the spaces after them."""
 
@@ -197,11 +197,11 @@ def _kinds(header: gguf.TokenizerHeader, special: Mapping[str, int]) -> list[Kin
     known = {kind.value: kind for kind in Kind}
     numbers = header.kinds or [Kind.NORMAL] * len(header.tokens)
     kinds = [known.get(number, Kind.UNUSED) for number in numbers[: len(header.tokens)]]
-    marks = gguf.control_marks(special)
-    present = {text for text in header.tokens if text in gguf.END_MARKS}
+    control = gguf.control_texts(special)
+    present = {text for text in header.tokens if text in gguf.END_TEXTS}
     exceptions = gguf.end_exceptions(present)
     for id, text in enumerate(header.tokens):
-        if text in marks:
+        if text in control:
             kinds[id] = Kind.CONTROL
         if text in _SHOWN or (text in exceptions and text != b"</s>"):
             kinds[id] = Kind.USER_DEFINED
@@ -223,8 +223,8 @@ def _stripped(
         return {ids["<mask>"]} if "<mask>" in ids else set(), set()
     if "phi-3" in name or "phi3" in name:
         added = {id for id, kind in enumerate(kinds) if kind in _ADDED}
-        kept = {ids[text] for text in _NOT_STRIPPED if text in ids}
-        return set(), added - kept | ({ids["</s>"]} if "</s>" in ids else set())
+        excluded = {ids[text] for text in _NOT_STRIPPED if text in ids}
+        return set(), added - excluded | ({ids["</s>"]} if "</s>" in ids else set())
     if "modern-bert" in name:
         return {ids["[MASK]"]} if "[MASK]" in ids else set(), set()
     return set(), set()

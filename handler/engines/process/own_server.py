@@ -161,7 +161,7 @@ def _default_signals() -> Iterator[None]:
 
 
 def _listeners(port: int) -> set[str]:
-    """Return the sockets that listen on a port, named as in Linux's /proc/PID/fd."""
+    """Return the sockets that listen on a port, by their names in Linux's /proc/PID/fd."""
     rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
     return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
 

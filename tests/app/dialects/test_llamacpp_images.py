@@ -258,9 +258,9 @@ def test_a_prompt_that_only_the_images_make_too_long(front: Front) -> None:
     assert "exceeds the available context size" in answer.text
 
 
-def test_a_server_without_projector_refuses_images_by_name(front: Front, tmp_path: Path) -> None:
-    tiny.make(tmp_path)
-    with llama_server.listening(front.tokenizer.vocabulary.pieces[:-1]) as upstream:
+def test_a_server_without_projector_refuses_images_by_name(tmp_path: Path) -> None:
+    vocabulary = media.load_tokenizer(EngineConfig(model=tiny.make(tmp_path)), projector=False).vocabulary
+    with llama_server.listening(vocabulary.pieces) as upstream:
         given = options(f"option.base_url={upstream.url}/v1", f"option.chat_template={TEMPLATE}")
         with serve(str(tmp_path), "--engine", "openai", *given) as server:
             server.wait_ready()

@@ -96,7 +96,7 @@ def test_the_tokenizer_is_the_files(f32_model: Path, demo_model: Path) -> None:
 def test_says_what_an_engine_asks_of_a_directory(exact_demo: Path) -> None:
     config = json.loads((exact_demo / "config.json").read_text())
     assert config["max_position_embeddings"] == 8192
-    assert json.loads((exact_demo / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+    assert json.loads((exact_demo / "generation_config.json").read_text())["eos_token_id"] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("name", ["eot", "eom"])

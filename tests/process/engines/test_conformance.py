@@ -67,7 +67,7 @@ SETUPS = {
         },
     ),
     "llamacpp": Setup(
-        options={"llama_server": LLAMA_SERVER or "", "llama_server_args": ("-t", "1"), "base_url_timeout": 60.0},
+        options={"llama_server": LLAMA_SERVER or "", "llama_server_args": ("-t", "1"), "base_url_timeout": 600.0},
         dtype="auto",  # the file determines it
     ),
     "grpc": Setup(
@@ -469,6 +469,7 @@ class TestModel:
         assert len(ids(driver.one(CHAT, max_new_tokens=200, min_new_tokens=least))) >= least
 
     def test_prompt_log_probabilities(self, driver: Driver) -> None:
+        driver.needs("prompt_logprobs")
         for _ in range(2):  # a second time: nothing is taken from a cache
             deltas = driver.one("The capital of France is", prompt_logprobs=True, max_new_tokens=2)
             prefill = deltas[0].prefill
@@ -479,6 +480,7 @@ class TestModel:
             assert text(deltas).startswith(" Paris")
 
     def test_what_was_likelier_than_the_prompts_tokens(self, driver: Driver) -> None:
+        driver.needs("prompt_logprobs")
         deltas = driver.one("The capital of France is Paris", prompt_logprobs=True, prompt_top_logprobs=2)
         prefill = deltas[0].prefill
         assert prefill is not None
@@ -494,6 +496,7 @@ class TestModel:
         assert prefill[-1].top[0].text == " Paris"
 
     def test_a_prompts_log_probabilities_are_the_same_in_company(self, driver: Driver) -> None:
+        driver.needs("prompt_logprobs")
         ask = {"prompt_logprobs": True, "max_new_tokens": 3}
         prompt = "Story 5: once upon a time there was"
         alone = driver.one(prompt, **ask)[0].prefill
@@ -514,6 +517,7 @@ class TestModel:
         assert set(found) == {*company, *asked}
 
     def test_a_long_prompts_log_probabilities_are_all_there(self, driver: Driver) -> None:
+        driver.needs("prompt_logprobs")
         long = "word " * 300  # more than one step computes
         prefill = driver.one(long, prompt_logprobs=True, max_new_tokens=1)[0].prefill
         assert prefill is not None

@@ -30,7 +30,8 @@ from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, 
 from handler.engines.grpc import client
 from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
 from handler.engines.grpc.contract import GrpcCall
-from handler.engines.grpc.engine import GrpcEngine, OwnServer
+from handler.engines.grpc.engine import GrpcEngine
+from handler.engines.process.own_server import OwnServer
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from handler.engines.remote.servers import Failed, Refused
@@ -554,7 +555,7 @@ class Stays(OwnServer):
 def test_only_an_own_server_that_is_silent_again_and_again_is_given_up(model: Path) -> None:
     with listening() as server, engine(model, server, timeout=1.0) as found:
         server.script = lambda id: [Status(grpc.StatusCode.INTERNAL, "down")]
-        found._own = Stays("x", [])
+        found._own = Stays("grpc", "x", [], {})
         for key in range(1, 6):
             assert ask(found, key=key) == failed(error="the vllm server answered INTERNAL")
         server.script = None
@@ -569,7 +570,7 @@ def test_only_an_own_server_that_is_silent_again_and_again_is_given_up(model: Pa
 
 def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> None:
     with listening() as server, engine(model, server) as found:
-        own = found._own = Stays("x", [])
+        own = found._own = Stays("grpc", "x", [], {})
         assert ask(found) == ANSWER
         own.stranger = Failed("shares its port", lasts=True, ill=True)
         server.stop()

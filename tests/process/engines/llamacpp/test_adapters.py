@@ -142,7 +142,7 @@ def test_a_server_without_adapters_reuses_prompts(tokenizer: Path) -> None:
         assert ask(found, SAMPLING, LONG).finish is not Finish.ERROR
         assert server.received[-1]["cache_prompt"]
         assert "lora" not in server.received[-1]
-        with pytest.raises(ValueError, match="has not loaded this one: start it with --lora"):
+        with pytest.raises(ValueError, match="has not loaded it: start it with --lora"):
             found.load_adapter(Adapter("sql", 1, "/models/sql.gguf"))
 
 
@@ -276,7 +276,7 @@ def test_adapters_are_found_by_path_or_unique_name() -> None:
     ]
     assert loaded.scales(1) == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}, {"id": 2, "scale": 0.0}]
     assert [entry["scale"] for entry in loaded.scales(None)] == [0.0, 0.0, 0.0]
-    assert loaded.named() == (("x", "/a/x.gguf"), ("y", "/b/y.gguf"))
+    assert loaded.paths_by_name() == (("x", "/a/x.gguf"), ("y", "/b/y.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -261,11 +261,10 @@ def test_a_server_that_was_started_for_another_task_is_named(
 
 def test_what_no_server_of_the_kind_computes_is_refused_before_the_start(bert: Path, tmp_path: Path) -> None:
     with double("mean") as server:
-        for change, words in (
-            ({"task": Task.CLASSIFICATION}, "llama-server returns only one score per text"),
-            ({"task": Task.EMBEDDING, "pooling": "cls"}, "option.pooling=cls: the server pools; start it with `--pool"),
+        for task, change, words in (
+            (Task.CLASSIFICATION, {}, "llama-server returns only one score per text"),
+            (Task.EMBEDDING, {"pooling": "cls"}, "option.pooling=cls: the server pools; start it with `--pool"),
         ):
-            task = change.pop("task")
             with pytest.raises(ConfigError, match=words):
                 engines.check("openai", str(bert), config(bert, task, server, **change))
         found = config(bert, Task.EMBEDDING, server)
@@ -319,9 +318,9 @@ def test_a_fault_is_tried_again_and_at_last_named(bert: Path, script: list[bytes
 def test_a_server_that_was_restarted_with_another_model_gets_no_texts(bert: Path) -> None:
     with double("mean") as server, engine(config(bert, Task.EMBEDDING, server)) as found:
         assert numbers(ask(found))
-        for change in ({"name": "another.gguf"}, {"name": "tiny.gguf", "dimensions": 3}):
-            server.dimensions = change.get("dimensions", 4)
-            server.restart(str(change["name"]))
+        for name, dimensions in (("another.gguf", 4), ("tiny.gguf", 3)):
+            server.dimensions = dimensions
+            server.restart(name)
             assert "serves another model" in (ask(found, key=2).error or "")
         server.dimensions = 4
         server.restart("tiny.gguf")

@@ -29,7 +29,7 @@ def made(path: Path, values: dict[str, Any]) -> Path:
 
 def tokens(directory: Path, text: str, *, special: bool = False) -> list[str]:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    return [tokenizer.id_to_token(id) for id in tokenizer.encode(text, add_special_tokens=special).ids]
+    return [str(tokenizer.id_to_token(id)) for id in tokenizer.encode(text, add_special_tokens=special).ids]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_special_tokens_are_added_as_the_header_says(tmp_path: Path) -> None:
 
 def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
-    values = byte_level(**{"tokenizer.chat_template": template, "llama.context_length": 77})
+    values = {**byte_level(), "tokenizer.chat_template": template, "llama.context_length": 77}
     config = EngineConfig(model=made(tmp_path, values))
     tokenizer = load_tokenizer(config)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "hello"}])
