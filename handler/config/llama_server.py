@@ -36,5 +36,5 @@ def _packaged() -> str | None:
     if importlib.util.find_spec(_PACKAGE) is None:
         return None
     with contextlib.suppress(Exception):  # importing it links the program's libraries
-        return shutil.which(importlib.import_module(_PACKAGE).get_binary_path())
+        return shutil.which(str(importlib.import_module(_PACKAGE).get_binary_path()))
     return None
