@@ -320,11 +320,12 @@ def _check_size(path: Path, check: Callable[[Path, Mapping[bytes, object]], None
         if check is not None:
             check(path, values)
         tensors = [*_tensors(file, num_tensors)]
-        is_part = contents_of(values)[1] > 1  # the first part may contain no tensors
-        last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=0 if is_part else 1)
+        last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=0)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
             raise ValueError(f"{path} is broken: its alignment is not a number")
+        if not tensors and contents_of(values)[1] == 1:  # the first of several parts may contain no tensors
+            raise ValueError(f"{path} contains no weights: its header describes no tensors")
         size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
     if size < needed:
         raise ValueError(f"{path} is cut short: it has {size:,} bytes, but its header describes {needed:,}")

@@ -6,13 +6,12 @@ import importlib.util
 import io
 import json
 import logging
-import shutil
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from handler.config import gguf, model_files
+from handler.config import gguf, llama_server, model_files
 from handler.config.config import Config
 from handler.config.engines import ENGINES
 from handler.config.options.tables import BY_ROLLING_BATCH
@@ -27,7 +26,7 @@ from handler.engines.openvino.gguf import unreadable
 log = logging.getLogger("handler.launch")
 
 OPENVINO, LLAMACPP = "openvino", "llamacpp"
-_KEY = "option.llm_engine"
+_KEY, _PROGRAM = "option.llm_engine", "option.llama_server"
 _ONLY_TEXT = "is for {}, but OpenVINO reads GGUF files only for text generation"
 _IN_PARTS = "is a model in {} parts, but OpenVINO reads only one file"
 
@@ -110,7 +109,7 @@ def is_installed(name: str) -> bool:
 
 def find_server(config: Config) -> str | None:
     """Return the path of llama-server, or None if it is not on this machine."""
-    return shutil.which(config.settings.get("option.llama_server") or "llama-server")
+    return llama_server.find(config.settings.get(_PROGRAM) or "")
 
 
 # -- models that are not on this machine yet: their headers are read before the models are downloaded ------------------
@@ -198,7 +197,7 @@ def _line(name: str, readers: Readers, config: Config) -> str:
     if reason := readers.reasons[name]:
         return f"engine {name}: no; {readers.path} {reason}"
     if name == LLAMACPP and (program := find_server(config)) is None:
-        return f"engine {name}: reads {readers.path}, but llama-server is not on PATH"
+        return f"engine {name}: reads {readers.path}, but {llama_server.missing(config.settings.get(_PROGRAM))}"
     if not is_installed(name):
         return f"engine {name}: reads {readers.path}, but it is not installed"
     return f"engine {name}: reads {readers.path}{f', with {program}' if name == LLAMACPP else ''}"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from shlex import quote
-from shutil import which
 from typing import NamedTuple
 
+from handler.config import llama_server
 from handler.config.options import VARIABLES_OF, Foreign
 from handler.core.numbers import is_digits
 
@@ -63,9 +63,9 @@ SERVER_ARGS, SAMPLING = "OPTION_LLAMA_SERVER_ARGS", "OPTION_OVERRIDE_GENERATION_
 
 
 def has_llama_server(environ: Mapping[str, str]) -> bool:
-    """Return whether an environment contains llama-server: on its PATH, or in the option for it."""
+    """Return whether an environment contains llama-server: on its PATH, in a package, or in the option for it."""
     path = environ.get("PATH")
-    return bool(environ.get("OPTION_LLAMA_SERVER")) or (bool(path) and which("llama-server", path=path) is not None)
+    return bool(environ.get("OPTION_LLAMA_SERVER")) or (bool(path) and llama_server.find(path=path) is not None)
 
 
 AWS: Mapping[str, Image] = {

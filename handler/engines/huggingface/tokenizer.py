@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,18 @@ from handler.engines.huggingface.media import media_tokens
 Messages = list[dict[str, Any]]
 
 _PROBE = "lmi handler probe"
+
+
+def auto_tokenizer() -> Any:
+    """Return transformers' class AutoTokenizer. Import it without the warning that models need PyTorch."""
+    logging.getLogger("transformers").addFilter(_is_news)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("PyTorch was not found")
 
 
 class ContentForms(NamedTuple):
@@ -129,9 +142,7 @@ class HfTokenizer:
         chat_template: str | None = None,
         content_format: str = "auto",
     ) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
+        self._tokenizer = auto_tokenizer().from_pretrained(str(model), trust_remote_code=trust_remote_code)
         if not self._tokenizer.is_fast:
             raise ConfigError(f"the tokenizer of {model} has no fast version (tokenizer.json)")
         self._tokenizer.chat_template = chat_template or tokenizer_template(self._tokenizer.chat_template, model)

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 import orjson
 
-from handler.config import gguf, model_files
+from handler.config import gguf, llama_server, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
@@ -34,9 +33,8 @@ from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
-_DEFAULT_PROGRAM = "llama-server"
 _WAYS = f"{readable.WAYS}; or set {_PROGRAM} to the program's path"
-NAME = "llama-server"
+NAME = llama_server.NAME
 _ATTEMPTS = 3  # ports to try; another process may take a free port before the server does
 _PORT_TAKEN = "couldn't bind"
 _POLL_INTERVAL = 0.02  # seconds
@@ -152,12 +150,12 @@ def program(config: EngineConfig) -> str:
     Raises:
         ConfigError: there is no such program.
     """
-    name = config.engine_options.get("llama_server") or _DEFAULT_PROGRAM
-    found = shutil.which(name)
+    name = config.engine_options.get("llama_server") or NAME
+    found = llama_server.find(name)
     if found is None:
-        what = f"{_PROGRAM}={name} is not a program" if name != _DEFAULT_PROGRAM else f"{name} is not on PATH"
+        what = llama_server.missing(name)
         raise _wrong(_PROGRAM, f"the engine llamacpp needs llama.cpp's server, but {what}: {_WAYS}")
-    return os.path.abspath(found)
+    return found
 
 
 def check_flags(config: EngineConfig) -> None:
@@ -411,8 +409,8 @@ def command(config: EngineConfig) -> list[str]:
 
 _LINE = re.compile(r"(?:[\d.]+ )?([DIWE]) +(?=\S)")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
-_FAILS = re.compile(r"(?i)error|terminate called|.*(assert|abort|out of memory)")
-"""Matches the errors that llama-server and its libraries write without a level."""
+_FAILS = re.compile(r"(?i)(\S+: )*error|terminate called|\S+: .*: version .* not found|.*(assert|abort|out of memory)")
+"""Matches the errors that llama-server, its libraries and the system's loader write without a level."""
 _LONGEST_REASON = 400
 
 

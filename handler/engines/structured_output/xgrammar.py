@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
+from handler.engines.huggingface.tokenizer import auto_tokenizer
 from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.regex import is_written_unescaped, rewritten
@@ -80,9 +81,8 @@ class XgrammarCheck:
 
     def __init__(self, model: Path, *, trust_remote_code: bool = False) -> None:
         import xgrammar
-        from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
+        tokenizer = auto_tokenizer().from_pretrained(str(model), trust_remote_code=trust_remote_code)
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
         self._xgrammar = xgrammar
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)

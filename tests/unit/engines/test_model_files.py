@@ -234,6 +234,7 @@ def gguf_file(*pairs: bytes, version: int = 3, tensors: bytes = TENSOR, count: i
     return header + bytes(-len(header) % 32) + bytes(16)  # the tensor's four numbers
 
 
+VOCABULARY = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + ARCHITECTURE + TOKENS  # a file as llama.cpp's ggml-vocab-*.gguf
 SPLIT = pair(b"split.count", 2, struct.pack("<H", 3))
 READABLE = (
     pair(b"general.file_type", 4, struct.pack("<I", 7)),
@@ -446,6 +447,7 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
         (WHOLE[:60], "ends inside its header"),
         (WHOLE[:-16], "is cut short: it has"),
         (WHOLE[:-1], rf"is cut short: it has {len(WHOLE) - 1} bytes, but its header describes {len(WHOLE)}"),
+        (VOCABULARY, "contains no weights: its header describes no tensors"),
         (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is part of a model in 3 parts: merge them with"),
         (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is not a number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),

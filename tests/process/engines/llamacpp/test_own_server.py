@@ -296,6 +296,26 @@ def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[s
     ]
 
 
+@in_one_test(
+    ("line", "is_error"),
+    [
+        (
+            "/bin/llama-server: error while loading shared libraries: libllama.so.0: cannot open shared object file",
+            True,
+        ),
+        ("/bin/llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by /bin/llama-server)", True),
+        ("usage: llama-cpp-server [-h] [-m MODEL]", False),
+        ("llama-cpp-server: error: unrecognized arguments: -t", True),
+        ("error: invalid argument: --treads", True),
+        ("the chat template raises an error", False),
+    ],
+)
+def test_lines_without_a_level_tell_why_the_program_does_not_start(line: str, is_error: bool) -> None:
+    log = child.ServerLog()
+    log.read(line)
+    assert log.error == (line if is_error else "")
+
+
 @pytest.mark.usefixtures("alone")
 def test_two_servers_of_one_file_do_not_meet(model: Path, program: str) -> None:
     found = [child.start(config(model, program)) for _ in range(2)]
