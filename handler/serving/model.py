@@ -362,11 +362,11 @@ class ServedAdapters:
         Raises:
             ConfigError: an adapter cannot be used.
         """
-        found = dict(self.at_start)
+        adapters = dict(self.at_start)
         for name, loaded in () if self._of_server is None else self._of_server():
             if is_name(name):
-                found.setdefault(name, Path(loaded))
-        for name, path in found.items():
+                adapters.setdefault(name, Path(loaded))
+        for name, path in adapters.items():
             try:
                 await self._change(name, functools.partial(self.registry.register, name, path), path)
             except ServingError as error:

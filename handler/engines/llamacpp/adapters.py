@@ -63,10 +63,10 @@ class LoadedAdapters(tuple[LoadedAdapter, ...]):
 
     def find(self, path: str) -> int | None:
         """Return the id of an adapter by its path, or by its file name if no other adapter has this name."""
-        wanted, paths = PurePath(path), [PurePath(adapter.path) for adapter in self]
+        pure_path, paths = PurePath(path), [PurePath(adapter.path) for adapter in self]
         for names in (paths, [PurePath(own.name) for own in paths]):
-            if names.count(wanted) == 1:
-                return names.index(wanted)
+            if names.count(pure_path) == 1:
+                return names.index(pure_path)
         return None
 
     def scales(self, used: int | None) -> list[Mapping[str, Any]]:
@@ -97,12 +97,14 @@ def files_of(config: EngineConfig) -> dict[str, Path]:
     """Return the adapters that a server gets from the engine: those next to the model, and of option.lora_modules."""
     if not config.engine_options.get("enable_lora"):
         return {}
-    found = {}
+    adapters_by_name = {}
     if config.weights is not None:
         directory = config.weights.absolute().parent / _DIRECTORY
-        found = {path.stem: path for path in sorted(directory.glob("*.gguf")) if not path.name.startswith(".")}
+        adapters_by_name = {
+            path.stem: path for path in sorted(directory.glob("*.gguf")) if not path.name.startswith(".")
+        }
     modules = config.engine_options.get("lora_modules") or {}
-    return {**found, **{name: Path(path).absolute() for name, path in modules.items()}}
+    return {**adapters_by_name, **{name: Path(path).absolute() for name, path in modules.items()}}
 
 
 def check_files(config: EngineConfig) -> None:

@@ -24,6 +24,7 @@ import orjson
 
 from handler.config import gguf, llama_server, model_files
 from handler.core.errors import ConfigError, Problem, Problems, log_words
+from handler.core.numbers import is_digits
 from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
 from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
@@ -151,11 +152,11 @@ def program(config: EngineConfig) -> str:
         ConfigError: there is no such program.
     """
     name = config.engine_options.get("llama_server") or NAME
-    found = llama_server.find(name)
-    if found is None:
+    path = llama_server.find(name)
+    if path is None:
         what = llama_server.missing(name)
         raise _wrong(_PROGRAM, f"the engine llamacpp needs llama.cpp's server, but {what}: {_WAYS}")
-    return found
+    return path
 
 
 def check_flags(config: EngineConfig) -> None:
@@ -197,7 +198,7 @@ _STEP = 512
 llama-server computes 512 tokens at once too, but four times as many before it responds.
 """
 _BATCH = 512  # tokens, as llama-server itself
-_MOST_BATCH = 8192  # tokens; larger batches need much more memory
+_MAX_BATCH = 8192  # tokens; larger batches need much more memory
 _MEMORY = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -287,8 +288,8 @@ def num_threads() -> int | None:
 
     llama-server itself uses all of the machine's cores.
     """
-    if (given := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(given) > 0:
-        return int(given)
+    if is_digits(threads := os.environ.get("OMP_NUM_THREADS", "")) and int(threads) > 0:
+        return int(threads)
     if not hasattr(os, "sched_getaffinity"):
         return None
     allowed = len(os.sched_getaffinity(0))
@@ -339,8 +340,8 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     }
     if config.task is not Task.GENERATION:
         # A text must fit into one batch.
-        most = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MOST_BATCH)
-        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": most}
+        batch = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MAX_BATCH)
+        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": batch, "LLAMA_ARG_UBATCH": batch}
         if config.task is Task.RERANK:
             variables["LLAMA_ARG_RERANKING"] = 1
     if threads is not None:
@@ -387,14 +388,14 @@ def find_projector(file: Path) -> Path | None:
 
     A directory may contain several models. A projector belongs to those with its width and its base model.
     """
-    model, found = gguf.check_parts(file).values, list[tuple[bool, Path]]()
+    model, projectors = gguf.check_parts(file).values, list[tuple[bool, Path]]()
     name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):
             kind, values = gguf.kind_and_values(path)
             if kind == "mmproj" and values.get(_WIDTH) == width and values.get(_BASE) in (None, name):
-                found.append((values.get(b"general.file_type") != 1, path))  # 1: F16
-    return min(found)[1] if found else None
+                projectors.append((values.get(b"general.file_type") != 1, path))  # 1: F16
+    return min(projectors)[1] if projectors else None
 
 
 def command(config: EngineConfig) -> list[str]:
@@ -407,7 +408,7 @@ def command(config: EngineConfig) -> list[str]:
     ]
 
 
-_LINE = re.compile(r"(?:[\d.]+ )?([DIWE]) +(?=\S)")
+_LINE = re.compile(r"(?:[0-9.]+ )?([DIWE]) +(?=\S)")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _FAILS = re.compile(r"(?i)(\S+: )*error|terminate called|\S+: .*: version .* not found|.*(assert|abort|out of memory)")
 """Matches the errors that llama-server, its libraries and the system's loader write without a level."""

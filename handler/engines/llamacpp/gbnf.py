@@ -113,8 +113,8 @@ class _Reader:
         self._at = match.end()
         return match
 
-    def _begins(self, sign: str) -> bool:
-        return self._text.startswith(sign, self._at)
+    def _begins(self, character: str) -> bool:
+        return self._text.startswith(character, self._at)
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
@@ -154,29 +154,29 @@ class _Reader:
     def _sequence(self, space: re.Pattern[str]) -> list[Element]:
         elements: list[Element] = []
         symbol = _Symbol(0, 1)
-        while (sign := self._text[self._at : self._at + 1]) and sign not in "|)\r\n":
-            if sign in "*+?{":
-                minimum, maximum = self._counts(sign)
+        while (character := self._text[self._at : self._at + 1]) and character not in "|)\r\n":
+            if character in "*+?{":
+                minimum, maximum = self._counts(character)
                 symbol = self._repeat(elements, symbol, minimum, maximum)
             else:
-                symbol = self._symbol(elements, sign)
+                symbol = self._symbol(elements, character)
             self._skip(space)
         return elements
 
-    def _symbol(self, elements: list[Element], sign: str) -> _Symbol:
+    def _symbol(self, elements: list[Element], character: str) -> _Symbol:
         """Read a symbol that is not a repetition, and append its elements."""
         start, before = len(elements), len(self._rules)
-        if sign == '"':
+        if character == '"':
             elements += [Characters(((code, code),)) for code in self._literal()]
-        elif sign == "[":
+        elif character == "[":
             elements.append(self._class())
-        elif sign == ".":
+        elif character == ".":
             self._at += 1
             elements.append(ANY)
-        elif sign == "(":
+        elif character == "(":
             elements.append(self._group())
             return _Symbol(start, len(self._rules) - before)
-        elif sign in "<!":
+        elif character in "<!":
             self._take(_TOKEN, "a token")
             raise ValueError("a grammar for llama-server must not name tokens")
         else:
@@ -227,11 +227,11 @@ class _Reader:
             raise ValueError("the grammar has a class without characters")
         return Characters(tuple(ranges), is_negated)
 
-    def _counts(self, sign: str) -> tuple[int, int | None]:
+    def _counts(self, character: str) -> tuple[int, int | None]:
         """Read a repetition, and return its minimum and maximum."""
-        if sign != "{":
+        if character != "{":
             self._at += 1
-            return int(sign == "+"), 1 if sign == "?" else None
+            return int(character == "+"), 1 if character == "?" else None
         match = self._take(_COUNTS, "a number of repetitions")
         minimum = int(match[1][:9])
         maximum = minimum if match[2] is None else int(match[3][:9]) if match[3] else None

@@ -53,10 +53,10 @@ class MarkedForms(ContentForms):
     """
 
     def adapt(self, messages: Any) -> Messages:
-        marked = [{**message, "content": self._marked(message["content"])} for message in messages]
-        return super().adapt(marked)
+        with_markers = [{**message, "content": self._with_markers(message["content"])} for message in messages]
+        return super().adapt(with_markers)
 
-    def _marked(self, content: Any) -> Any:
+    def _with_markers(self, content: Any) -> Any:
         """Join the parts of a content with media. Texts that follow each other are separated by a line break."""
         if isinstance(content, str) or not any(part["type"] in self.placeholders for part in content or ()):
             return content
@@ -177,7 +177,7 @@ class ImagePrompt:
         prompt: the text, with a `MARK` for each image.
 
     Raises:
-        ValueError: the text does not have as many marks as there are images, or a medium is no image.
+        ValueError: the text does not have as many markers as there are images, or a medium is no image.
     """
 
     def __init__(self, prompt: MediaPrompt) -> None:
@@ -185,7 +185,7 @@ class ImagePrompt:
         self._media = prompt.media
         self._files: list[str] = []  # in base64
         if len(self._texts) != len(prompt.media) + 1:
-            raise ValueError(f"the prompt marks {len(self._texts) - 1} images, but has {len(prompt.media)}")
+            raise ValueError(f"the prompt has markers for {len(self._texts) - 1} images, but has {len(prompt.media)}")
         if any(medium.kind != "image" for medium in prompt.media):
             raise ValueError(NO_AUDIO)
 
@@ -246,12 +246,12 @@ def _remaining(ids: Sequence[int], begin: Sequence[int], tokens: Sequence[int]) 
         Refused: the ids of the prompt are not those of the texts, with equal placeholders between them.
     """
     expected = [*begin, *tokens]
-    places = [index for index, id in enumerate(expected) if id == _SEPARATOR]
-    placeholders = {ids[index] for index in places if index < len(ids)}
+    positions = [index for index, id in enumerate(expected) if id == _SEPARATOR]
+    placeholders = {ids[index] for index in positions if index < len(ids)}
     if len(placeholders) == 1:
         (placeholder,) = placeholders
         expected = [placeholder if id == _SEPARATOR else id for id in expected]
-    if list(ids[: len(expected)]) != expected or len([id for id in expected if id in placeholders]) != len(places):
+    if list(ids[: len(expected)]) != expected or len([id for id in expected if id in placeholders]) != len(positions):
         raise Refused(400, _INEXACT)
     return ids[len(expected) :]
 

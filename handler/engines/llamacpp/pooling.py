@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.config.model_files import read_json
+from handler.core.numbers import is_digits
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
@@ -66,12 +67,12 @@ class LlamaPooling(LlamaServers[PooledCall]):
             if self._ranks:
                 num_more = await self._num_added(url) - self._num_special
                 return model._replace(max_tokens=model.max_tokens and model.max_tokens - num_more)
-            vectors = _vectors(await self._post(url, "/embedding", _embedding([_ANY_ID, _ANY_ID])))
+            embeddings = _embeddings(await self._post(url, "/embedding", _embedding([_ANY_ID, _ANY_ID])))
         except Refused as error:
             raise Failed(f"answered {error.status}", error.words, lasts=True) from None
-        if len(vectors) != 1:
+        if len(embeddings) != 1:
             raise Failed("does not pool", "start it with --pooling, for example `--pooling mean`", lasts=True)
-        return model._replace(dimensions=len(vectors[0]))
+        return model._replace(dimensions=len(embeddings[0]))
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         model = super().fit(model, first)
@@ -105,21 +106,21 @@ class LlamaPooling(LlamaServers[PooledCall]):
                 raise
         return False
 
-    async def _max_tokens(self, url: str, most: int) -> int:
+    async def _max_tokens(self, url: str, context: int) -> int:
         """Return the maximum number of tokens in a text, from the server's refusal of a text that exceeds the context.
 
         Args:
-            most: the server's context.
+            context: the server's context.
         """
         try:
-            await self._post(url, "/embedding", _embedding([_ANY_ID] * (most + 1)))
+            await self._post(url, "/embedding", _embedding([_ANY_ID] * (context + 1)))
         except Refused:
-            return most
+            return context
         except Failed as error:
             if (batch := _batch_size(error.detail)) is None:
                 raise
-            return min(batch, most)
-        return most
+            return min(batch, context)
+        return context
 
     async def _num_added(self, url: str) -> int:
         """Return the number of tokens that a server adds to a query and a document."""
@@ -155,10 +156,10 @@ class LlamaPooling(LlamaServers[PooledCall]):
     async def _embed(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
         data = await self._post(server.url, "/embedding", _embedding(call.ids))
         await self.check_connection(server)
-        vectors = _vectors(data)
-        if [len(vector) for vector in vectors] != [self.info.dimensions]:
+        embeddings = _embeddings(data)
+        if [len(embedding) for embedding in embeddings] != [self.info.dimensions]:
             raise Failed("sent another embedding than at startup", f"it then had {self.info.dimensions} numbers")
-        return vectors[0]
+        return embeddings[0]
 
     async def _score(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
         query, document = call.pooling.texts
@@ -183,20 +184,20 @@ def _embedding(ids: Sequence[int]) -> Mapping[str, Any]:
     return {"content": list(ids), "embd_normalize": -1}
 
 
-def _vectors(data: bytes) -> list[list[float]]:
+def _embeddings(data: bytes) -> list[list[float]]:
     """Return the embeddings in a response: one, or one for each token if the server does not pool."""
     try:
         (result,) = orjson.loads(data)
-        return [[score(value) for value in vector] for vector in result["embedding"]]
+        return [[score(value) for value in embedding] for embedding in result["embedding"]]
     except (ValueError, TypeError, KeyError) as error:
         raise _unreadable(data, error) from None
 
 
 def _batch_size(words: str) -> int | None:
     """Return the size of a server's batches from its refusal of a text that is too long."""
-    _, found, rest = words.partition("current batch size: ")
+    _, separator, rest = words.partition("current batch size: ")
     digits = rest.partition(")")[0]
-    return int(digits) if _TOO_LARGE in words and found and digits.isdecimal() else None
+    return int(digits) if _TOO_LARGE in words and separator and is_digits(digits) else None
 
 
 def _unreadable(data: bytes, error: Exception) -> Failed:

@@ -1,7 +1,7 @@
 """Converts JSON schemas to GBNF in the same form as llama.cpp (common/json-schema-to-grammar.cpp of b11434).
 
 The grammar shows how ambiguous a schema is. It is also sent instead of a schema with a regular expression or a format:
-llama.cpp accepts any string where it does not support the expression, and ignores maximum formats.
+llama.cpp accepts any string where it does not support the expression, and ignores most formats.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from handler.core.numbers import is_digits
 from handler.engines.structured_output.characters import choice_of, either
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.json_grammar import integers
@@ -215,7 +216,7 @@ class SchemaGrammar:
         if not isinstance(path, str) or not path.startswith("#"):
             raise ValueError(f"llama-server does not support the $ref {str(path)[:100]!r}")
         for part in path[1:].split("/")[1:]:
-            if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
+            if isinstance(target, list) and is_digits(part) and int(part) < len(target):
                 target = target[int(part)]
             elif isinstance(target, dict) and part in target:
                 target = target[part]

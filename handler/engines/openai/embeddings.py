@@ -59,11 +59,11 @@ class SglangPooling(RemoteEngine[EmbedCall]):
         self._files: PoolingFiles = read_pooling(config.model_path)
         if self._files.mode not in _MODES:
             raise ConfigError(f"the model's files specify {self._files.mode} pooling, which SGLang does not support")
-        self._wanted: str | None = options.get("base_url_model") or None
+        self._model_name: str | None = options.get("base_url_model") or None
         self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            description = repr(self._wanted) if self._wanted else "a model"
+            description = repr(self._model_name) if self._model_name else "a model"
             self._model, failed = self.complete(find_model(urls, self._model_at, _fit, description))
             self.begin("openai", self._model.max_tokens, config, failed)
             max_tokens = self._files.limit(self.info.max_total_tokens)
@@ -76,7 +76,7 @@ class SglangPooling(RemoteEngine[EmbedCall]):
         Raises:
             Failed: the server has no model yet, or its model does not compute embeddings.
         """
-        model, address = suitable(await self._client.models(url), self._wanted, None), native(url)
+        model, address = suitable(await self._client.models(url), self._model_name, None), native(url)
         model_info = await self._client.document(f"{address}/model_info", f"{address}/get_model_info")
         server_info = await self._client.document(f"{address}/server_info", f"{address}/get_server_info")
         report = SglangServer.read(model_info, server_info, generates=False)

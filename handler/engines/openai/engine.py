@@ -117,11 +117,11 @@ def check_task(config: EngineConfig, kind: str) -> None:
     check_pooling(config)
     pools = ("llamacpp", "sglang", "auto") if config.task is Task.EMBEDDING else ("llamacpp", "auto")
     if config.task is not Task.GENERATION and kind not in pools:
-        wanted = f"option.task={config.options.task}: servers of the kind {kind}"
+        servers = f"option.task={config.options.task}: servers of the kind {kind}"
         if kind == "sglang":
-            message = f"{wanted} score only texts, not tokens; llamacpp also computes scores"
+            message = f"{servers} score only texts, not tokens; llamacpp also computes scores"
         else:
-            message = f"{wanted} only generate text here; llamacpp and sglang also compute embeddings"
+            message = f"{servers} only generate text here; llamacpp and sglang also compute embeddings"
         raise ConfigError(Problem("", "option.task", message))
 
 

@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 _END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _GRACE = 5.0  # seconds for the engine to report the end of its server and to end
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_MOST_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
+_MAX_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
 _BREAK = re.compile(rb"[\r\n]")
 
@@ -190,13 +190,13 @@ def _read_lines(output: IO[bytes], read_line: Callable[[str], None]) -> None:
             for line in lines:
                 _pass_on(partial + line, read_line)
                 partial = b""
-            partial = (partial + rest)[: _MOST_LINE + 1]
+            partial = (partial + rest)[: _MAX_LINE + 1]
     _pass_on(partial, read_line)
 
 
 def _pass_on(line: bytes, read_line: Callable[[str], None]) -> None:
-    if text := line[:_MOST_LINE].decode(errors="replace").strip():
-        read_line(text + " ..." if len(line) > _MOST_LINE else text)
+    if text := line[:_MAX_LINE].decode(errors="replace").strip():
+        read_line(text + " ..." if len(line) > _MAX_LINE else text)
 
 
 @contextmanager

@@ -34,13 +34,13 @@ from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, 
 
 _IDLE = 0.05  # seconds after which a step returns an empty result; the supervisor would consider silence a hang
 _ATTEMPTS = 3  # at one server; each further server adds one
-_MOST_BROKEN = 2  # servers that may close the connection during a request; the request itself may be the cause
+_MAX_BROKEN = 2  # servers that may close the connection during a request; the request itself may be the cause
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
 _ASK_AGAIN = 1.0  # minimum seconds between two checks of a server after refused requests
 _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
-_MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
+_MAX_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 _REAP, _REAP_INTERVAL = 1.0, 0.01  # seconds in which a process whose connections are closed ends; between two looks
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
@@ -335,7 +335,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 busy.pop(server, None)
                 if error.busy:
                     busy[server] = error
-                ends = running.call.begun or len(broken) >= _MOST_BROKEN
+                ends = running.call.begun or len(broken) >= _MAX_BROKEN
                 if not ends and attempt > 1 and any(_is_available(other, busy) for other in self._servers):
                     continue
                 if busy and not ends:
@@ -505,7 +505,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             print(f"{server.url} is a last resort for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
-        if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MOST_SILENT)):
+        if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MAX_SILENT)):
             self._lost = error
 
     # -- the ends of requests ------------------------------------------------------------------------------------
