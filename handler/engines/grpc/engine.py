@@ -210,7 +210,12 @@ class ContractEngine(RemoteEngine[C]):
                 own.start()
                 self.watch_own(own)
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
-            self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
+            try:
+                self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
+            except ConfigError:
+                if failure := self.own_failure():
+                    raise ConfigError(f"{self.own_name} {failure}") from None
+                raise
             self.begin("grpc", self._model.max_tokens, config, failed)
             on_failure.pop_all()
 

@@ -148,12 +148,12 @@ def test_a_llama_server_that_dies_ends_its_requests_and_is_started_again(engine:
         add(engine, key, count=200)
     engine.step(timeout=1)
     os.kill(server(pid), signal.SIGKILL)
-    with pytest.raises(ServerLost, match="^engine failure: llama-server was killed, "):
+    with pytest.raises(ServerLost, match=r"^engine failure: llama-server was killed, "):
         step_while_ready(engine)
     pid = load(engine)
     assert answer(engine, 10) == alone
     os.kill(server(pid), signal.SIGABRT)  # while no request is running
-    with pytest.raises(ServerLost, match="^engine failure: llama-server ended by signal SIGABRT"):
+    with pytest.raises(ServerLost, match=r"^engine failure: llama-server ended by signal SIGABRT"):
         step_while_ready(engine)
     pid = load(engine)
     os.kill(pid, signal.SIGKILL)
