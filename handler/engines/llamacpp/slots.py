@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from handler.engines.base import Silence
 
-_LOOK = 1.0  # maximum seconds between two checks of a request that waits for a slot
+_LOOK = 0.25  # maximum seconds between two checks of a request that waits for a slot; less than a usual timeout
 
 
 class Slots:
