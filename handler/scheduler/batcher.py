@@ -183,8 +183,8 @@ class RequestQueue(Generic[Item]):
     def _next_turn(self, priority: int) -> int:
         """Return the lowest turn among the waiting items of a priority, or 0 if there are none."""
         index = bisect.bisect_left(self._order, (priority,))
-        next_one = self._order[index] if index < len(self._order) else None
-        return 0 if next_one is None or next_one.priority != priority else next_one.turn
+        following = self._order[index] if index < len(self._order) else None
+        return 0 if following is None or following.priority != priority else following.turn
 
     def __getitem__(self, id: int) -> Item:
         return self._items[id][1]

@@ -184,7 +184,7 @@ def named_adapters(paths: Mapping[str, str], base: Path | None, option: str = ""
     return adapters
 
 
-def named_files(paths: Mapping[str, str], option: str) -> dict[str, Path]:
+def files_by_name(paths: Mapping[str, str], option: str) -> dict[str, Path]:
     """Return the files of adapters by name, which only the engine can check.
 
     Args:

@@ -18,7 +18,14 @@ from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_
 from handler.plugins.functions import Formatters, choose, find_formatters, model_py
 from handler.plugins.handle import Handle, find_handle
 from handler.plugins.tool_parser import load_tool_format
-from handler.scheduler.lora import AdapterHome, AdapterRegistry, AdapterRoots, adapters_in, named_adapters, named_files
+from handler.scheduler.lora import (
+    AdapterHome,
+    AdapterRegistry,
+    AdapterRoots,
+    adapters_in,
+    files_by_name,
+    named_adapters,
+)
 
 log = logging.getLogger("handler.launch")
 
@@ -153,7 +160,7 @@ def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]
     """
     modules = config.engine_options.get("lora_modules") or {}
     if ENGINES[config.engine].loads_gguf_adapters:
-        return named_files(modules, "option.lora_modules")
+        return files_by_name(modules, "option.lora_modules")
     adapters = adapters_in(adapter_directories(config, directory))
     return {**adapters, **named_adapters(modules, _base(config, directory), "option.lora_modules")}
 

@@ -61,8 +61,8 @@ def model_directory(gguf: Path) -> Path:
         raise ConfigError(str(error)) from None
 
 
-def is_made(directory: Path) -> bool:
-    """Return whether a directory was made from a GGUF file."""
+def is_model_directory(directory: Path) -> bool:
+    """Return whether `model_directory` has written a directory."""
     return (directory / SOURCE).is_file() and gguf.is_gguf_name((directory / SOURCE).read_text())
 
 

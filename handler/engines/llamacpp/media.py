@@ -30,7 +30,7 @@ from handler.engines.llamacpp.parameters import Leg, completion
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.remote.servers import Failed, Part, Refused
 
-MARK = "<__media__>"
+MARKER = "<__media__>"
 """Stands for an image in the text of a prompt. It is llama.cpp's default marker."""
 
 NO_PROJECTOR = "llama-server has no projector for images (--mmproj)"
@@ -91,21 +91,21 @@ class ImageTokenizer(HfTokenizer):
         texts = text.split(self._marker)
         if len(texts) == 1:
             return super()._encode(text, name, add_special_tokens=add_special_tokens)
-        if any(MARK in part for part in texts):
-            raise InvalidPayload(f"'{name}': a chat with images must not contain the text {MARK}")
+        if any(MARKER in part for part in texts):
+            raise InvalidPayload(f"'{name}': a chat with images must not contain the text {MARKER}")
         ids = super()._encode(texts[0], name, add_special_tokens=False).ids
         if self._begin and ids[:1] != self._begin:  # llama-server adds the BOS token if the template has not
             ids = [*self._begin, *ids]
         for part in texts[1:]:
             ids.append(self.media_tokens["image"].placeholder)
             ids += super()._encode(part, name, add_special_tokens=False).ids
-        return Prompt(MARK.join(texts), ids, self.vocabulary)
+        return Prompt(MARKER.join(texts), ids, self.vocabulary)
 
 
 def _with_image(vocabulary: Vocabulary) -> tuple[Vocabulary, int]:
     """Return a vocabulary with an additional special token that represents an image, and its id."""
     id = len(vocabulary)
-    return Vocabulary([*vocabulary.pieces, MARK.encode()], {*vocabulary.special, id}), id
+    return Vocabulary([*vocabulary.pieces, MARKER.encode()], {*vocabulary.special, id}), id
 
 
 def no_media(*, projector: bool) -> dict[str, str]:
@@ -174,14 +174,14 @@ class ImagePrompt:
     """The text and the images of a request's prompt.
 
     Args:
-        prompt: the text, with a `MARK` for each image.
+        prompt: the text, with a `MARKER` for each image.
 
     Raises:
         ValueError: the text does not have as many markers as there are images, or a medium is no image.
     """
 
     def __init__(self, prompt: MediaPrompt) -> None:
-        self._texts = prompt.text.split(MARK)
+        self._texts = prompt.text.split(MARKER)
         self._media = prompt.media
         self._files: list[str] = []  # in base64
         if len(self._texts) != len(prompt.media) + 1:

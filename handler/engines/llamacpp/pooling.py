@@ -25,7 +25,7 @@ from handler.engines.remote.engine import Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, score
 
 _TOO_LARGE = "is too large to process"
-"""What llama-server answers, with the status 500, to a text that exceeds its `--ubatch-size`."""
+"""The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
 _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
 _OF_PROBABILITIES = ("qwen3", "qwen3_vl")

@@ -96,7 +96,7 @@ class SchemaGrammar:
                 return either([self._element(part, depth + 1) for part in _list(schema, name)])
         kind = schema.get("type")
         if isinstance(kind, list):
-            return either([self._element({**schema, "type": one}, depth + 1) for one in _list(schema, "type")])
+            return either([self._element({**schema, "type": type}, depth + 1) for type in _list(schema, "type")])
         if "const" in schema:
             return _json(schema["const"])
         if "enum" in schema:

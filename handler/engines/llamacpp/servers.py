@@ -176,18 +176,18 @@ def has_projector(urls: tuple[str, ...]) -> bool:
     If no server responds, they may, and the engine refuses images later.
     """
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        found = thread.submit(asyncio.run, _ask_projectors(urls)).result()
-    return any(found) or not found
+        reports = thread.submit(asyncio.run, _ask_projectors(urls)).result()
+    return any(reports) or not reports
 
 
 async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
     """Return whether each server that responds reads images."""
-    found = []
-    for answer in await _ask_props(urls):
+    reads_images = []
+    for props in await _ask_props(urls):
         with contextlib.suppress(Failed):
-            if isinstance(answer, bytes):
-                found.append(_described("", answer).projector is not None)
-    return found
+            if isinstance(props, bytes):
+                reads_images.append(_described("", props).projector is not None)
+    return reads_images
 
 
 async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
@@ -206,16 +206,16 @@ def served_path(urls: Sequence[str]) -> Path:
         ConfigError: no server responds, or its file cannot be read here.
     """
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        answers = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
+        descriptions = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
     reasons = []
-    for url, answer in answers.items():
+    for url, props in descriptions.items():
         path = None
         with contextlib.suppress(ValueError, AttributeError, OSError):  # OSError: the name is too long
-            path = orjson.loads(answer).get("model_path") if isinstance(answer, bytes) else None
+            path = orjson.loads(props).get("model_path") if isinstance(props, bytes) else None
             if isinstance(path, str) and path and Path(path).is_file():
                 return Path(path)
         served = f"its file {path!r:.200} cannot be read here" if path else "it does not name its file"
-        reasons.append(f"{url}: {answer if isinstance(answer, BaseException) else served}")
+        reasons.append(f"{url}: {props if isinstance(props, BaseException) else served}")
     raise ConfigError(
         f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "
         "option.model_id to the .gguf file that the servers have loaded, or to the model's Hugging Face directory"

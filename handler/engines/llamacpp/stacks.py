@@ -158,7 +158,7 @@ class Stacks:
         return list(dict.fromkeys(result))
 
     def _stack(self, at: int, rest: int) -> int:
-        """Return the number of a stack. A position at the end of an alternative is left out, as llama.cpp does."""
+        """Return the number of a stack. A position at the end of an alternative does not count, as llama.cpp does."""
         if self._elements[at] is None:
             return rest
         pair = (at, rest)

@@ -204,7 +204,7 @@ _CHINESE = (
 def _word_pieces(gguf: GgufVocabulary) -> Json:
     """Return the parts of a tokenizer like BERT's.
 
-    llama.cpp removes all marks, not only accents, and all but the first letter of a syllable in Hangul.
+    llama.cpp removes all combining characters, not only accents, and all but the first letter of a syllable in Hangul.
     """
     normalizers = [_replace({"Regex": r"[[\p{Cc}\p{Cf}\p{Co}\x{FFFD}]&&\S]"}, "")]
     if gguf.strips_accents:

@@ -23,7 +23,7 @@ from handler.engines.llamacpp import child
 from handler.engines.llamacpp import engine as llamacpp
 from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.engine import LlamaCppEngine
-from handler.engines.llamacpp.files import is_made, model_directory, served_file
+from handler.engines.llamacpp.files import is_model_directory, model_directory, served_file
 from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.llamacpp.servers import served_path
@@ -346,7 +346,7 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling | SglangPooling:
     kind = _kind(config)
     check_task(config, kind)
-    if kind != "llamacpp" and config.model is not None and is_made(config.model):
+    if kind != "llamacpp" and config.model is not None and is_model_directory(config.model):
         raise ConfigError(f"the servers are of the kind {kind}: {_GGUF}")
     if kind == "llamacpp":
         return llamacpp.load(config)

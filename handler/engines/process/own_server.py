@@ -162,11 +162,11 @@ class OwnServer:
 
 def _open_all(pids: Iterable[int]) -> list[int]:
     """Open file descriptors that refer to processes, as far as the system allows this."""
-    found = []
+    descriptors = []
     for pid in pids:
         with suppress(OSError):
-            found.append(os.pidfd_open(pid))
-    return found
+            descriptors.append(os.pidfd_open(pid))
+    return descriptors
 
 
 def _kill_all(processes: Iterable[int]) -> None:

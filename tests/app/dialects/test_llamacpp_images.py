@@ -14,7 +14,7 @@ import pytest
 
 from handler.engines.base import EngineConfig
 from handler.engines.llamacpp import media
-from handler.engines.llamacpp.media import MARK, ImageTokenizer
+from handler.engines.llamacpp.media import MARKER, ImageTokenizer
 from handler.engines.llamacpp.pieces import Pieces
 from handler.serving.media import fetch
 from tests.app.media.files import HOST, FileServer, data_url, file_server, image_file
@@ -48,7 +48,7 @@ class Front(NamedTuple):
         parts = [_text("One"), _IMAGE, _text("and two"), _IMAGE, _text(word)]
         prompt = self.tokenizer.encode_chat([{"role": "user", "content": parts}])
         data = [base64.b64encode(image).decode() for image in IMAGES]
-        sent = {"prompt_string": prompt.text.replace(MARK, self.marker), "multimodal_data": data}
+        sent = {"prompt_string": prompt.text.replace(MARKER, self.marker), "multimodal_data": data}
         answer = own(self.upstream, sent, n_predict=NUM_TOKENS)
         return [*answer["tokens"], answer["tokens_evaluated"]]
 
@@ -229,7 +229,7 @@ def test_what_is_refused(front: Front, word: str) -> None:
     body = _openai(word, *map(data_url, IMAGES))
     cases: list[tuple[dict[str, Any], str]] = [
         ({**body, "min_tokens": 2}, "min_new_tokens cannot be combined with images on llama-server"),
-        (_openai(f"{word} {MARK}", *map(data_url, IMAGES)), f"must not contain the text {MARK}"),
+        (_openai(f"{word} {MARKER}", *map(data_url, IMAGES)), f"must not contain the text {MARKER}"),
         (_openai(f"{word} {front.marker}", *map(data_url, IMAGES)), "the server's own marker of images"),
         (_openai(word, *[data_url(b"GIF89a nothing")] * 2), "image"),
         (_openai(word * 1200, *map(data_url, IMAGES)), ""),

@@ -20,7 +20,7 @@ from handler.core.values import NO_EXTRAS, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.llamacpp import media
 from handler.engines.llamacpp.engine import LlamaCppEngine
-from handler.engines.llamacpp.media import MARK, ImageTokenizer
+from handler.engines.llamacpp.media import MARKER, ImageTokenizer
 from tests.checkpoints import byte_gguf
 from tests.checkpoints.projector_gguf import NUM_TOKENS, write_projector
 from tests.doubles import llama_server, tiny
@@ -98,12 +98,12 @@ class Both(NamedTuple):
 
     def chat(self, name: str, first: int = 0) -> Chat:
         prompt = self.tokenizer.encode_chat(CHATS[name])
-        return Chat(prompt, [picture(first + number) for number in range(prompt.text.count(MARK))])
+        return Chat(prompt, [picture(first + number) for number in range(prompt.text.count(MARKER))])
 
     def own(self, chat: Chat, **fields: Any) -> dict[str, Any]:
         """The server's own answer to a client that sends PNG."""
         data = [png(medium) for medium in chat.pictures]
-        prompt = {"prompt_string": chat.prompt.text.replace(MARK, self.marker), "multimodal_data": data}
+        prompt = {"prompt_string": chat.prompt.text.replace(MARKER, self.marker), "multimodal_data": data}
         return own(self.server, prompt, **fields)
 
     @property
@@ -350,11 +350,11 @@ def test_a_text_never_becomes_an_image(both: Both) -> None:
     """Neither llama.cpp's default marker nor the text of our own placeholder."""
     tokenizer = both.tokenizer
     with pytest.raises(InvalidPayload, match="must not contain the text <__media__>"):
-        tokenizer.encode_chat([{"role": "user", "content": [IMAGE, text(f"{MARK} is a marker")]}])
-    prompt = tokenizer.encode_chat([{"role": "user", "content": f"{MARK} is a marker"}])
+        tokenizer.encode_chat([{"role": "user", "content": [IMAGE, text(f"{MARKER} is a marker")]}])
+    prompt = tokenizer.encode_chat([{"role": "user", "content": f"{MARKER} is a marker"}])
     placeholder = tokenizer.media_tokens["image"].placeholder
     assert placeholder not in prompt.ids
-    assert tokenizer.vocabulary.decode(prompt.ids).count(MARK) == 1
+    assert tokenizer.vocabulary.decode(prompt.ids).count(MARKER) == 1
 
 
 def test_parameters_that_need_a_prompt_of_ids(double: Both) -> None:
