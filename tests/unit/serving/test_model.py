@@ -475,7 +475,7 @@ def test_tokenizer_info_shows_it_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_call_about_adapters_is_counted_until_its_end() -> None:
-    home: Any = SimpleNamespace(registry=None, at_start=(), roots=None)
+    home: Any = SimpleNamespace(registry=None, at_start=(), roots=None, of_server=None)
     formatters: Any = None
     adapters = ServedAdapters(home, lambda: None, formatters)
     with contextlib.suppress(RuntimeError), adapters.calls:

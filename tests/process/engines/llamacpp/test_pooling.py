@@ -261,10 +261,11 @@ def test_a_server_that_was_started_for_another_task_is_named(
 
 def test_what_no_server_of_the_kind_computes_is_refused_before_the_start(bert: Path, tmp_path: Path) -> None:
     with double("mean") as server:
-        for task, change, words in (
+        changes: list[tuple[Task, dict[str, Any], str]] = [
             (Task.CLASSIFICATION, {}, "llama-server returns only one score per text"),
             (Task.EMBEDDING, {"pooling": "cls"}, "option.pooling=cls: the server pools; start it with `--pool"),
-        ):
+        ]
+        for task, change, words in changes:
             with pytest.raises(ConfigError, match=words):
                 engines.check("openai", str(bert), config(bert, task, server, **change))
         found = config(bert, Task.EMBEDDING, server)
