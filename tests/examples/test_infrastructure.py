@@ -168,6 +168,7 @@ DEPLOYMENTS_KINDS = {
     "llama-3-8b-g6e": set(),
     "llama-3-8b-isolated": set(),
     "llama-3-8b-scale-to-zero": {Kind.COMPONENT, Kind.SCALABLE_TARGET, Kind.SCALING_POLICY},
+    "llamacpp-graviton": set(),
     "qwen3-aws-image": set(),
     "smollm2-cpu": set(),
 }
