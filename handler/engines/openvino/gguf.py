@@ -521,7 +521,7 @@ _KEYS = (
 
 _MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
 
-RECIPE = "5"  # part of every fingerprint: change it whenever the conversion changes
+RECIPE = "6"  # part of every fingerprint: change it whenever the conversion changes
 SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.argv[1:], weights={!r})"
 
 
