@@ -11,7 +11,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -113,9 +113,14 @@ def context_length(path: Path) -> int | None:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     with path.open("rb") as file:
-        for key, value in _pairs(file, _begin(file)[1]):
-            if key.endswith(b".context_length") and isinstance(value, int):
-                return value if value > 0 else None
+        return find_context_length(_pairs(file, _begin(file)[1]))
+
+
+def find_context_length(values: Iterable[tuple[bytes, object]]) -> int | None:
+    """Return the context length among the key-value pairs of a header, or None if they do not contain it."""
+    for key, value in values:
+        if key.endswith(b".context_length") and isinstance(value, int):
+            return value if value > 0 else None
     return None
 
 
@@ -130,7 +135,7 @@ def end_ids(path: Path) -> frozenset[int]:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
-    return ends(_values(path, tokens), tokens)
+    return ends(read_values(path, tokens), tokens)
 
 
 def ends(values: Mapping[bytes, object], tokens: Sequence[bytes]) -> frozenset[int]:
@@ -207,16 +212,10 @@ def contents(path: Path) -> tuple[str, int]:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
-    return contents_of(_values(path))
+    return contents_of(read_values(path))
 
 
-def kind_and_values(path: Path) -> tuple[str, dict[bytes, object]]:
-    """Return the kind of a file, as in `contents`, and the key-value pairs of its header."""
-    values = _values(path)
-    return contents_of(values)[0], values
-
-
-def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:
+def read_values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:
     """Return the key-value pairs of the header. Append the texts of all tokens to `tokens`."""
     lists = None if tokens is None else {_TOKENS: tokens}
     with path.open("rb") as file:
@@ -388,7 +387,7 @@ def tokenizer_config(path: Path) -> dict[str, object]:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
-    values = _values(path, tokens)
+    values = read_values(path, tokens)
     ids = {
         f"{token_name}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode())
         for name, token_name in _SPECIAL.items()

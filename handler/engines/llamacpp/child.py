@@ -231,7 +231,8 @@ def sizes(config: EngineConfig, free: int | None) -> Sizes:
     options, file = config.options, config.weights_path
     num_slots = options.max_rolling_batch_size
     header = gguf.check_parts(file)
-    context, token_bytes = gguf.context_length(file) or _LEAST_CONTEXT, cache_bytes(header.values)
+    context = gguf.find_context_length(header.values.items()) or _LEAST_CONTEXT
+    token_bytes = cache_bytes(header.values)
     left = None if free is None else max(free - gguf.size(file, header.num_parts), 0)
     memory = options.kv_cache_gib * _GIB or min(_CACHE_GIB * _GIB, _CACHE_GIB * _GIB if left is None else left // 2)
     room = memory // token_bytes if token_bytes else num_slots * context
@@ -392,8 +393,9 @@ def find_projector(file: Path) -> Path | None:
     name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):
-            kind, values = gguf.kind_and_values(path)
-            if kind == "mmproj" and values.get(_WIDTH) == width and values.get(_BASE) in (None, name):
+            values = gguf.read_values(path)
+            fits = values.get(_WIDTH) == width and values.get(_BASE) in (None, name)
+            if fits and gguf.contents_of(values)[0] == "mmproj":
                 projectors.append((values.get(b"general.file_type") != 1, path))  # 1: F16
     return min(projectors)[1] if projectors else None
 

@@ -92,7 +92,7 @@ def _write(source: Path, target: Path) -> None:
         raise UnsupportedTokenizer(f"{source}: {error}") from None
     _check(source, tokenizer)
     target.mkdir(parents=True)
-    length = _context_length(header.values)
+    length = gguf.find_context_length(header.values.items())
     files = {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": _tokenizer_config(vocabulary, header.values, length),
@@ -163,11 +163,6 @@ def _chat_template(values: Mapping[bytes, object], bos: str) -> str | list[dict[
     if set(by_name) <= {"default"}:
         return by_name.get("default")
     return [{"name": name, "template": text} for name, text in by_name.items()]
-
-
-def _context_length(values: Mapping[bytes, object]) -> int | None:
-    lengths = (value for key, value in values.items() if key.endswith(b".context_length"))
-    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def _text(value: object) -> str:
