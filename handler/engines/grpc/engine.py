@@ -20,7 +20,7 @@ from handler.config import model_files
 from handler.config.config import Config
 from handler.config.options.names import KEY_VARIABLES
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.core.values import Extras, Finish, Pooling, Task
+from handler.core.values import Extras, Finish, Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Tokenizer
 from handler.engines.grpc.client import CONTRACTS, GrpcClient, find_contract
 from handler.engines.grpc.contract import Contract, GrpcCall, GrpcModel, statistics
@@ -29,7 +29,7 @@ from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, RemoteOptions, RemoteServer, find_model
+from handler.engines.remote.servers import Failed, Part, PooledCall, RemoteOptions, RemoteServer, find_model
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -319,15 +319,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
             raise Failed("ended its response without a last message")
 
 
-class EmbedCall(NamedTuple):
-    """A text to embed. The embedding arrives in a single message."""
-
-    ids: Sequence[int]
-    pooling: Pooling
-    begun: bool = False
-
-
-class GrpcPooling(ContractEngine[EmbedCall]):
+class GrpcPooling(ContractEngine[PooledCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
     The server pools the token embeddings. The engine truncates the result to the requested dimensions, and normalizes
@@ -348,12 +340,12 @@ class GrpcPooling(ContractEngine[EmbedCall]):
             raise ConfigError(f"the model's files specify {mode} pooling, which {contract.name} servers do not support")
         return contract.embedding_flags(mode)
 
-    def new_call(self, request: EngineRequest) -> EmbedCall:
+    def new_call(self, request: EngineRequest) -> PooledCall:
         if self._model.normalizes and request.pooling.normalize is False:
             raise ValueError("normalize=false is not supported: the server normalizes its embeddings")
-        return EmbedCall(request.ids, request.pooling)
+        return PooledCall(request.ids, request.pooling)
 
-    async def stream(self, server: RemoteServer, running: Running[EmbedCall]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[PooledCall]) -> None:
         import numpy
 
         call = running.call

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -22,7 +22,7 @@ from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
-from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, score
+from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, RemoteServer, score
 
 _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
@@ -30,14 +30,6 @@ _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
 _OF_PROBABILITIES = ("qwen3", "qwen3_vl")
 """Types of models whose scores llama.cpp converts to probabilities itself (`build_pooling` in src/llama-graph.cpp)."""
-
-
-class PooledCall(NamedTuple):
-    """A text to embed, or two texts to score. The result arrives in one response."""
-
-    ids: Sequence[int]
-    pooling: Pooling
-    begun: bool = False
 
 
 class LlamaPooling(LlamaServers[PooledCall]):

@@ -23,7 +23,7 @@ from handler.engines.llamacpp import child
 from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.media import Projector
 from handler.engines.llamacpp.slots import Slots
-from handler.engines.openai.client import HttpClient, has_tls, suitable
+from handler.engines.openai.client import HttpClient, has_tls, new_client, suitable
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine
 from handler.engines.remote.servers import Failed, RemoteServer, find_model
 
@@ -86,7 +86,7 @@ class LlamaServers(RemoteEngine[C]):
         self._config = config
         key = None if self._child is None else self._child.key
         connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
-        self._client: HttpClient = self.complete(_new_client(connect_timeout, has_tls(urls), key))
+        self._client: HttpClient = self.complete(new_client(connect_timeout, tls=has_tls(urls), key=key))
         self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
         self._states = {url: LlamaServerState() for url in urls}
         with ExitStack() as on_failure:
@@ -175,28 +175,26 @@ def has_projector(urls: tuple[str, ...]) -> bool:
 
     If no server responds, they may, and the engine refuses images later.
     """
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        reports = thread.submit(asyncio.run, _ask_projectors(urls)).result()
-    return any(reports) or not reports
-
-
-async def _ask_projectors(urls: Sequence[str]) -> list[bool]:
-    """Return whether each server that responds reads images."""
     reads_images = []
-    for props in await _ask_props(urls):
+    for props in _ask_props(urls):
         with contextlib.suppress(Failed):
             if isinstance(props, bytes):
                 reads_images.append(_described("", props).projector is not None)
-    return reads_images
+    return any(reads_images) or not reads_images
 
 
-async def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
-    """Return the description of each server, or the reason why there is none."""
-    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
-    try:
-        return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
-    finally:
-        await client.close()
+def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
+    """Return the description of each server, or the reason why there is none. This blocks for up to 5 s."""
+
+    async def ask() -> list[bytes | BaseException]:
+        client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+        try:
+            return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
+        finally:
+            await client.close()
+
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        return thread.submit(asyncio.run, ask()).result()
 
 
 def served_path(urls: Sequence[str]) -> Path:
@@ -205,10 +203,8 @@ def served_path(urls: Sequence[str]) -> Path:
     Raises:
         ConfigError: no server responds, or its file cannot be read here.
     """
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        descriptions = dict(zip(urls, thread.submit(asyncio.run, _ask_props(urls)).result(), strict=True))
     reasons = []
-    for url, props in descriptions.items():
+    for url, props in zip(urls, _ask_props(urls), strict=True):
         path = None
         with contextlib.suppress(ValueError, AttributeError, OSError):  # OSError: the name is too long
             path = orjson.loads(props).get("model_path") if isinstance(props, bytes) else None
@@ -242,7 +238,3 @@ def _described(name: str, data: bytes) -> LlamaModel:
     is_limit = type(context) is int and context > 0
     num_slots = count if type(count) is int and count > 0 else 1
     return LlamaModel(name, context if is_limit else None, num_slots, Projector.read(props))
-
-
-async def _new_client(connect_timeout: float, tls: bool, key: str | None) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls, key=key)  # aiohttp needs a running event loop

@@ -209,6 +209,11 @@ class HttpClient:
             raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
 
 
+async def new_client(connect_timeout: float, *, tls: bool, key: str | None = None) -> HttpClient:
+    """Return a client; see `HttpClient`. aiohttp needs a running event loop."""
+    return HttpClient(connect_timeout, tls=tls, key=key)
+
+
 def _payload(data: bytes) -> Any:
     """Return the data as aiohttp expects it: large data as a file, which it sends in parts."""
     return io.BytesIO(data) if len(data) > _LARGE else data

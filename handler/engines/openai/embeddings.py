@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.core.errors import ConfigError
-from handler.core.values import Extras, Finish, Pooling
+from handler.core.values import Extras, Finish
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
 from handler.engines.openai.answer import shortened
-from handler.engines.openai.client import HttpClient, has_tls, suitable
+from handler.engines.openai.client import HttpClient, has_tls, new_client, suitable
 from handler.engines.openai.sglang import SglangServer, native
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, find_model, score
+from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, RemoteServer, find_model, score
 
 _MODES = ("cls", "last")
 """Pooling modes of SGLang's models. The class of the model decides, whatever its files say."""
@@ -37,15 +37,7 @@ class EmbeddingModel(NamedTuple):
     normalizes: bool
 
 
-class EmbedCall(NamedTuple):
-    """A text to embed. The embedding arrives in one response."""
-
-    ids: Sequence[int]
-    pooling: Pooling
-    begun: bool = False
-
-
-class SglangPooling(RemoteEngine[EmbedCall]):
+class SglangPooling(RemoteEngine[PooledCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
     The server pools. The engine truncates an embedding to the requested dimensions, and normalizes it if the model's
@@ -60,7 +52,7 @@ class SglangPooling(RemoteEngine[EmbedCall]):
         if self._files.mode not in _MODES:
             raise ConfigError(f"the model's files specify {self._files.mode} pooling, which SGLang does not support")
         self._model_name: str | None = options.get("base_url_model") or None
-        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        self._client: HttpClient = self.complete(new_client(options["base_url_connect_timeout"], tls=has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._model_name) if self._model_name else "a model"
@@ -76,10 +68,8 @@ class SglangPooling(RemoteEngine[EmbedCall]):
         Raises:
             Failed: the server has no model yet, or its model does not compute embeddings.
         """
-        model, address = suitable(await self._client.models(url), self._model_name, None), native(url)
-        model_info = await self._client.document(f"{address}/model_info", f"{address}/get_model_info")
-        server_info = await self._client.document(f"{address}/server_info", f"{address}/get_server_info")
-        report = SglangServer.read(model_info, server_info, generates=False)
+        model = suitable(await self._client.models(url), self._model_name, None)
+        report = await SglangServer.ask(self._client, url, generates=False)
         try:
             values = await self._encode(url, [_ANY_ID, _ANY_ID])
         except Refused as error:
@@ -102,12 +92,12 @@ class SglangPooling(RemoteEngine[EmbedCall]):
             raise Failed("sent an empty embedding")
         return values
 
-    def new_call(self, request: EngineRequest) -> EmbedCall:
+    def new_call(self, request: EngineRequest) -> PooledCall:
         if self._model.normalizes and request.pooling.normalize is False:
             raise ValueError("normalize=false is not supported: the server normalizes its embeddings")
-        return EmbedCall(request.ids, request.pooling)
+        return PooledCall(request.ids, request.pooling)
 
-    async def stream(self, server: RemoteServer, running: Running[EmbedCall]) -> None:
+    async def stream(self, server: RemoteServer, running: Running[PooledCall]) -> None:
         """Request an embedding.
 
         Raises:
@@ -141,7 +131,3 @@ def _fit(model: EmbeddingModel, first: EmbeddingModel | None) -> EmbeddingModel:
     if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
         raise Failed("serves another model", f"it serves {model.name!r} with {model.dimensions} dimensions")
     return model
-
-
-async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop

@@ -28,7 +28,7 @@ from handler.engines.llamacpp.parameters import check_pooling
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.llamacpp.servers import served_path
 from handler.engines.openai.answer import EventAnswer
-from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, suitable
+from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, new_client, suitable
 from handler.engines.openai.embeddings import SglangPooling
 from handler.engines.openai.kinds import KINDS
 from handler.engines.openai.sglang import (
@@ -139,7 +139,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         self._wanted_kind = kind if options["base_url_kind"] == "auto" else None
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
         self._eos = eos_ids(config) if kind in _TAKES_ENDS and config.model is not None else frozenset()
-        self._client: HttpClient = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
+        self._client: HttpClient = self.complete(new_client(options["base_url_connect_timeout"], tls=has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             self._model: str = options.get("base_url_model") or ""  # "": the first model of the first server
@@ -237,10 +237,8 @@ class SglangEngine(UrlEngine):
         return LabelAnswer(body, request)
 
     async def models(self, url: str) -> list[HttpModel]:
-        models, root = await self._client.models(url, adapters=True), native(url)
-        model_info = await self._client.document(f"{root}/model_info", f"{root}/get_model_info")
-        server_info = await self._client.document(f"{root}/server_info", f"{root}/get_server_info")
-        report = self._reports[url] = SglangServer.read(model_info, server_info)
+        models = await self._client.models(url, adapters=True)
+        report = self._reports[url] = await SglangServer.ask(self._client, url)
         if report.max_tokens is None:
             return models
         most = report.max_tokens
@@ -312,10 +310,6 @@ class SglangEngine(UrlEngine):
         for task in self._aborts:
             task.cancel()
         await super().disconnect()
-
-
-async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
-    return HttpClient(connect_timeout, tls=tls)  # aiohttp needs a running event loop
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -30,6 +30,9 @@ from handler.engines.base import (
 from handler.engines.openai.answer import MAX_EVENT, EventAnswer, event_value, status_error, unreadable
 from handler.engines.remote.servers import Failed, Part, Refused, score
 from handler.engines.remote.sglang import DRAWN, GREEDY, TABLE, guide, misses_stops
+
+if TYPE_CHECKING:
+    from handler.engines.openai.client import HttpClient
 
 NO_MEDIA = dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens")
 _NO_MEDIA = dict.fromkeys(MEDIA, "SGLang tokenizes a prompt with media again, and this handler sends it only tokens")
@@ -115,6 +118,14 @@ class SglangServer(NamedTuple):
     salts: bool = False
     preferred: tuple[str, ...] = ()
     max_tokens: int | None = None
+
+    @classmethod
+    async def ask(cls, client: HttpClient, url: str, *, generates: bool = True) -> SglangServer:
+        """Ask a server for its settings; see `read`."""
+        root = native(url)
+        model_info = await client.document(f"{root}/model_info", f"{root}/get_model_info")
+        server_info = await client.document(f"{root}/server_info", f"{root}/get_server_info")
+        return cls.read(model_info, server_info, generates=generates)
 
     @classmethod
     def read(cls, model: Any, server: Any, *, generates: bool = True) -> SglangServer:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems, log_words
-from handler.core.values import Extras, Finish, Sampling
+from handler.core.values import Extras, Finish, Pooling, Sampling
 from handler.engines.base import Alternatives, EngineConfig, Output
 from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
@@ -115,6 +115,14 @@ class Failed(Exception):
 
     def __str__(self) -> str:
         return f"{self.plain}: {self.detail}" if self.detail else self.plain
+
+
+class PooledCall(NamedTuple):
+    """A text to embed, or two texts to score. The result arrives in one response."""
+
+    ids: Sequence[int]
+    pooling: Pooling
+    begun: bool = False
 
 
 @dataclass
