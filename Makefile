@@ -82,7 +82,7 @@ accept-vllm: $(if $(VLLM_PYTHON),,$(BIN)/uv) ## 10 min: the engines' suites on t
 		$$python -m tests.gpu.vllm.checkpoint && $$python -m pytest --timeout 300 -m vllm tests/gpu/vllm tests/process/engines tests/unit/engines tests/engines_by_url
 accept-llamacpp: dev ## 5 min, and half an hour the first time: the engine llamacpp on the real llama-server: that of LLAMA_SERVER or PATH, or else built from its source on PyPI (needs g++)
 	server=$$($(BIN)/python -m tests.accept.llamacpp_environment) && \
-		LLAMA_SERVER=$$server $(PYTEST) --timeout 300 tests/llamacpp tests/process/engines/llamacpp tests/app/dialects/test_llamacpp.py
+		LLAMA_SERVER=$$server $(PYTEST) --timeout 300 tests/llamacpp tests/process/engines/llamacpp tests/app/dialects/test_llamacpp*.py
 accept-trtllm: ## on a GPU machine: PYTHON's TensorRT-LLM; MODEL is a Hugging Face directory or a hub name (docs/trtllm.md)
 	$(PYTHON) -m tests.accept.trtllm $(if $(MODEL),"$(MODEL)") $(OPTIONS)
 accept-aws: dev ## in a real AWS account, where it costs money: LMI_ACCEPT_AWS=yes, SPEC=FILE, OPTIONS='--set name=...' (docs/deploy.md)
