@@ -108,7 +108,7 @@ def files_of(config: EngineConfig) -> dict[str, Path]:
 
 
 def check_files(config: EngineConfig) -> None:
-    """Raise ConfigError if a file of an adapter is missing or broken."""
+    """Raise ConfigError if an adapter file is missing or broken."""
     problems = Problems()
     for name, path in files_of(config).items():
         try:

@@ -26,7 +26,7 @@ _MAX_CALLS = 1_000_000  # visits of rules while llama.cpp looks for left recursi
 _DEPTH = 1  # characters by which positions are compared, beside the first
 _WALKS = 2  # responses that are tried from the root
 _CHARACTERS = 96  # of each of them
-_COMPARISON = 20  # times as long as that of a character takes that of two stacks, measured
+_COMPARISON = 20  # measured cost of comparing two stacks, relative to comparing two characters
 _SAMPLE = 1024  # tokens of a vocabulary that are tried
 _LONGEST = 128  # of them, the longest
 _MOST_CHARACTERS = 32  # of a token
@@ -64,12 +64,12 @@ class Sample:
 
 
 class Stacks:
-    """The stacks of a grammar.
+    """The parser stacks of a grammar, each represented by an integer.
 
-    A stack is a number. 0 is the empty stack; every other one has a position at its top, and the rest as another stack.
+    0 is the empty stack. Any other integer represents a position in the grammar on top of another stack.
 
     Raises:
-        ValueError: llama.cpp would need too long to read the grammar.
+        ValueError: llama.cpp would take too long to read the grammar.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -249,7 +249,7 @@ class Trial:
             self.num_trials(stacks)
 
     def _walk(self, stacks: Sequence[int], draw: random.Random, *, greedy: bool) -> None:
-        """Try a response, whose characters are random, or those after which there are the most stacks."""
+        """Follow a possible response. Its characters are random or, if `greedy`, those that leave the most stacks."""
         for _ in range(_CHARACTERS):
             if (key := frozenset(stacks)) not in self._seen:
                 self._seen.add(key)

@@ -74,10 +74,10 @@ class GgufVocabulary(NamedTuple):
 
     @classmethod
     def read(cls, header: gguf.TokenizerHeader) -> GgufVocabulary:
-        """Read the vocabulary in a header.
+        """Read the vocabulary from a header.
 
         Raises:
-            ConfigError: there is no tokenizer, or a kind of tokenizer that is not supported.
+            ConfigError: the header contains no tokenizer, or one that is not supported.
         """
         values, texts = header.values, _texts(header.tokens)
         model = _text(values, "tokenizer.ggml.model")
@@ -193,7 +193,7 @@ _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _kinds(header: gguf.TokenizerHeader, special: Mapping[str, int]) -> list[Kind]:
-    """Return the kinds of the tokens. Tokens that look like control tokens are control tokens."""
+    """Return the type of each token. The texts of known control tokens override the types in the header."""
     known = {kind.value: kind for kind in Kind}
     numbers = header.kinds or [Kind.NORMAL] * len(header.tokens)
     kinds = [known.get(number, Kind.UNUSED) for number in numbers[: len(header.tokens)]]

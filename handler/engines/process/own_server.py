@@ -1,4 +1,4 @@
-"""A server that an engine starts on a free loopback port, and that ends together with the engine."""
+"""A server that an engine starts on a free loopback port. It exits when the engine does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BREAK = re.compile(rb"[\r\n]")
 
 
 class OwnServer:
-    """A server that the engine starts on a free loopback port, and that ends together with the engine.
+    """A server that the engine starts on a free loopback port. It exits when the engine does.
 
     Args:
         scheme: scheme of the server's address.

@@ -457,7 +457,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return None
 
     def watch_own(self, own: OwnServer) -> None:
-        """Notice when the engine's own server ends."""
+        """Watch for the exit of the server that the engine has started."""
         own.watch()
         if own.end is not None:
             self._loop.add_reader(own.end, self._lose_own)
