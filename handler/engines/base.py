@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from handler.config.config import Config
 from handler.config.environment import secrets
@@ -359,6 +359,17 @@ class Interruptible(Protocol):
         Returns:
             Whether this engine supports interruptions.
         """
+
+
+@runtime_checkable
+class RunsLoop(Protocol):
+    """An engine whose steps run an event loop of uvloop.
+
+    On the main thread, each run sets up the signals again, which takes longer than a step. So the steps run on a
+    thread.
+    """
+
+    runs_loop: Literal[True]
 
 
 class EngineStatistics(NamedTuple):

@@ -12,6 +12,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from handler.core import log, loop
@@ -30,6 +31,7 @@ from handler.engines.base import (
     OwnServerLost,
     OwnsServer,
     Reporting,
+    RunsLoop,
     Step,
     describe,
     failed,
@@ -82,7 +84,11 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
         try:
             engine = load()
             send(channel, engine.info)  # the engine is loaded
-            _step_forever(engine, channel)
+            if isinstance(engine, RunsLoop):
+                with ThreadPoolExecutor(1, "engine-loop") as thread:
+                    thread.submit(_step_forever, engine, channel).result()
+            else:
+                _step_forever(engine, channel)
         except ChannelClosed:
             raise  # the host has ended, or has given up on this engine
         except ConfigError as error:  # its message is written for the user

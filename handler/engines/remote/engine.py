@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
@@ -112,6 +112,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     """
 
     no_adapters = "adapters are loaded by the server at option.base_url"
+    runs_loop: Literal[True] = True
     own_name: ClassVar[str] = "the server"
     """Description of the engine's own server in messages."""
 
