@@ -118,8 +118,10 @@ def test_at_the_start_all_are_asked_and_the_least_context_counts(capfd: pytest.C
                 assert one(found, key=key) == WHOLE
             assert (len(other.received), len(locked.received)) == (0, 0)
     said = capfd.readouterr().err
-    assert f"{other.url} is a last resort for 1 s: it serves another model: it serves 'another'" in said
-    assert f"{locked.url} is a last resort for 1 s: it answered 401" in said
+    assert (
+        f"{other.url} serves another model: 'another' instead of 'model'; other servers are preferred for 1 s" in said
+    )
+    assert f"{locked.url} answered 401: " in said
 
 
 def test_none_that_will_ever_serve_is_refused_by_name() -> None:
