@@ -146,7 +146,7 @@ def test_a_slow_answer_of_models_ends_in_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(client, "_MODELS_TIMEOUT", 0.5)
     with listening() as server:
         server.models = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"  # and then nothing
-        with pytest.raises(ConfigError, match="base_url_kind=auto: a server must be running"):
+        with pytest.raises(ConfigError, match="base_url_kind=auto: no server has reported its kind"):
             find_kind((server.url,))
 
 
