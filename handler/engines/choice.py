@@ -129,7 +129,7 @@ def engine_of_remote(config: Config) -> Setting | None:
     try:
         reasons = json.loads(downloads.fetch(remote_reasons, model_id, config.settings.get("option.revision")))
     except ConfigError as error:
-        log.info("the engine is not chosen by the header of %s: %s", model_id, error)
+        log.info("the header of %s cannot be read, and is not used to choose the engine: %s", model_id, error)
         return None
     return None if not reasons else _choose(model_id, reasons)
 
@@ -138,7 +138,7 @@ def note(config: Config) -> str:
     """Return a note for `lmi serve --check` about a GGUF file on the hub whose header is not read yet, or ""."""
     if not _is_open(config) or not files.gguf_file(config.model_id):
         return ""
-    return "its header then decides whether openvino or llamacpp serves it"
+    return "the header of the file then decides whether openvino or llamacpp serves it"
 
 
 def remote_reasons(model_id: str, revision: str | None) -> str:
@@ -195,7 +195,7 @@ def describe(config: Config) -> list[str]:
 
 def _line(name: str, readers: Readers, config: Config) -> str:
     if reason := readers.reasons[name]:
-        return f"engine {name}: no; {readers.path} {reason}"
+        return f"engine {name}: no, because {readers.path} {reason}"
     if name == LLAMACPP and (program := find_server(config)) is None:
         return f"engine {name}: reads {readers.path}, but {llama_server.missing(config.settings.get(_PROGRAM))}"
     if not is_installed(name):

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -36,6 +36,7 @@ from handler.http.sockets.connection import WebSocket
 from handler.http.sockets.routes import EarlySockets, Sockets
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import FRONT_END
 from handler.serving.head import request_id
 from handler.serving.model import ServedModel
@@ -339,6 +340,21 @@ _EXAMPLES = {
     },
 }
 """For each task, maps one route of each API to an example body, or to a curl option for a form."""
+_OF_CHATS = ("/v1/responses", "/v1/messages", _DECISION)
+"""Routes that need a chat template, besides /v1/chat/completions."""
+_COMPLETION = "/v1/completions", '{"prompt":"The capital of France is","max_tokens":8}'
+"""The example in place of /v1/chat/completions if the model has no chat template."""
+
+
+def _examples(context: ServerContext) -> Mapping[str, str]:
+    """Return the example bodies of `_EXAMPLES` that a model does not refuse, by route."""
+    examples = _EXAMPLES[context.task]
+    omitted = {_DECISION} if context.no_labels else set()
+    if context.task is Task.GENERATION and context.refuses_chats:
+        omitted.update(_OF_CHATS)
+        pairs = [_COMPLETION if path == "/v1/chat/completions" else (path, body) for path, body in examples.items()]
+        examples = dict(pairs)
+    return {path: body for path, body in examples.items() if path not in omitted}
 
 
 def _greeting(listener: socket.socket, access: Access, model: ServedModel, users: Formatters) -> str:
@@ -347,9 +363,7 @@ def _greeting(listener: socket.socket, access: Access, model: ServedModel, users
     at = f"{scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
     near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # 0.0.0.0 is not for clients
     key, requests = _key_header(access), ""
-    for path, body in _EXAMPLES[model.context.task].items():
-        if path == _DECISION and model.context.no_labels:
-            continue
+    for path, body in _examples(model.context).items():
         data = f"-d '{body}'" if body.startswith("{") else body
         if path == _LMI and _reader(users):
             data = f"-H 'Content-Type: application/json' -d @body.json  # in the format that {_reader(users)} reads"

@@ -233,8 +233,9 @@ def test_an_engine_by_url_names_all_that_it_needs() -> None:
     ended = check_serve("demo", "--engine", "openai", "--check")
     assert ended.stderr.splitlines() == [
         "lmi: 2 problems:",
-        "1. the engine openai needs option.base_url, for example -o option.base_url=http://host:8000/v1",
-        "2. the MODEL argument: the engine openai needs option.model_id, a directory or hub name; 'demo' is neither",
+        "1. the openai engine needs option.base_url, for example -o option.base_url=http://host:8000/v1",
+        "2. the MODEL argument: the openai engine needs option.model_id, a directory or a name on the hub; 'demo' is "
+        "neither",
     ]
 
 

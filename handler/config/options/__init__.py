@@ -30,7 +30,7 @@ class Foreign(NamedTuple):
         instead: what to use instead of an option that only the Java side of DJL Serving reads.
         aliases: other names of the option.
         note: how the effect differs from that in the foreign server, for a line at startup, or "".
-        flag: the flag of llama-server that the engine llamacpp passes on instead, or "".
+        flag: the flag of llama-server that the llamacpp engine passes on instead, or "".
         is_switch: whether the flag has no value.
         of_server: whether the variable has no effect if the model runs on a server at option.base_url.
     """
@@ -62,7 +62,7 @@ class Foreign(NamedTuple):
     @property
     def answer(self) -> str:
         """Return a description of the effect of the variable, for `lmi options` and the documentation."""
-        passed = "; the engine llamacpp passes it to llama-server" if self.flag else ""
+        passed = "; the llamacpp engine passes it to llama-server" if self.flag else ""
         by_url = "; no effect with a server at option.base_url" if self.of_server else ""
         return f"{self.otherwise}{passed}{by_url}"
 

@@ -206,7 +206,7 @@ class ServerFlags(NamedTuple):
 
 
 def server_flags(values: Mapping[str, str]) -> Iterator[ServerFlags | InvalidVariable]:
-    """Yield the flags that the engine llamacpp passes to llama-server, and the variables with invalid values.
+    """Yield the flags that the llamacpp engine passes to llama-server, and the variables with invalid values.
 
     Args:
         values: the variables with the values that their server gets; see `flags`.

@@ -373,7 +373,7 @@ def _of_all_tables(
 
 
 def _server_flags(values: Mapping[str, str]) -> Iterator[Own | Problem]:
-    """Yield the option with the flags that the engine llamacpp passes to llama-server."""
+    """Yield the option with the flags that the llamacpp engine passes to llama-server."""
     for item in images.server_flags(values):
         if isinstance(item, images.InvalidVariable):
             text = redacted(f"{item.name}={item.value}")
@@ -413,7 +413,7 @@ def _joined_fields(name: str, parts: Sequence[Own]) -> Own:
 
 
 _OF_SERVER = "the server at option.base_url has its own flags"
-_WITH_LLAMACPP = "; the engine llamacpp passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)"
+_WITH_LLAMACPP = "; the llamacpp engine passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)"
 
 
 def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:

@@ -509,6 +509,6 @@ REMOTE = (
 )  # fmt: skip
 
 LLAMACPP = (
-    Option("option.llama_server", "llama_server", path, "llama-server", "name or path of llama.cpp's server, which the engine starts (llamacpp.md)", engines=_LLAMACPP, idle="only the engine llamacpp starts llama-server"),
+    Option("option.llama_server", "llama_server", path, "llama-server", "name or path of llama.cpp's server, which the engine starts (llamacpp.md)", engines=_LLAMACPP, idle="only the llamacpp engine starts llama-server"),
     Option("option.llama_server_args", "llama_server_args", words, None, "additional flags for llama-server, such as --n-gpu-layers 20 --flash-attn on", engines=_LLAMACPP),
 )  # fmt: skip

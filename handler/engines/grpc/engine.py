@@ -29,7 +29,7 @@ from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, PooledCall, RemoteOptions, RemoteServer, find_model
+from handler.engines.remote.servers import Failed, Part, PooledCall, RemoteOptions, RemoteServer, check_same, find_model
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -192,9 +192,9 @@ class ContractEngine(RemoteEngine[C]):
         check_task(config, kind)
         contract = CONTRACTS[kind]
         task_flags = flags(contract)
-        own, setting = None, "option.base_url="
+        own, address = None, "option.base_url={}:"
         if not urls:
-            setting = f"{self.own_name} at "
+            address = f"{self.own_name} at {{}}"
             words = command(contract, config.model_path, config.options, task_flags)
             own = OwnServer("grpc", contract.command[0], words, _environment())
             urls = (own.url,)
@@ -211,7 +211,7 @@ class ContractEngine(RemoteEngine[C]):
                 self.watch_own(own)
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
             try:
-                self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
+                self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", address))
             except ConfigError:
                 if failure := self.own_failure():
                     raise ConfigError(f"{self.own_name} {failure}") from None
@@ -225,8 +225,8 @@ class ContractEngine(RemoteEngine[C]):
     def _fit(self, model: GrpcModel, first: GrpcModel | None) -> GrpcModel:
         """Return a server's model. Raise Failed unless it matches the local files and the first server's model."""
         self._files.compare(model)
-        if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
-            raise Failed("serves another model", f"it serves {model.name!r}")
+        if first is not None:
+            check_same(model, first)
         return model
 
     async def _model_at(self, url: str) -> GrpcModel:

@@ -199,7 +199,7 @@ class LlamaCall(ResponseCheck):
     def check_progress(self) -> None:
         """Raise Failed if the completion has ended without any token. A response that is not a stream omits none."""
         if not self._num_of_leg and not (self._num_unsent and self._leg.streamed):
-            raise Failed("ended a completion without tokens")
+            raise Failed("ended its response without a token")
 
 
 def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
@@ -276,7 +276,7 @@ def read_completion(data: bytes) -> Tokens:
         )
         types = type(tokens.ids), type(tokens.scores), type(tokens.text), type(tokens.num_tokens)
         if types != (list, list, str, int) or tokens.num_tokens < 0:
-            raise ValueError("a field has another type")
+            raise ValueError("a field has an unexpected type")
         return tokens
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Failed("sent an event that cannot be read", f"{error!r}: {shortened(data)}") from None

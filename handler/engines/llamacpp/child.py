@@ -42,12 +42,12 @@ _POLL_INTERVAL = 0.02  # seconds
 
 # -- flags of option.llama_server_args ---------------------------------------------------------------------------------
 
-_OWN = "the server serves this handler alone, on a loopback port and with a key of the handler's"
-_MODEL = "set option.model_id"
-_TEMPLATE = "this handler applies the chat template itself: set option.chat_template or option.reasoning_parser"
-_LOG = "this handler reads the server's log"
-_TOOLS = "the server must not run tools or fetch addresses"
-_ENDS = "the server would end at once"
+_OWN = "this handler sets it itself, because only this handler may send requests to llama-server"
+_MODEL = "set option.model_id instead"
+_TEMPLATE = "this handler applies the chat template itself: set option.chat_template or option.reasoning_parser instead"
+_LOG = "this handler reads the log of llama-server, and writes it to its own log"
+_TOOLS = "llama-server must not run tools, fetch URLs or show a web page here"
+_ENDS = "llama-server would only print something and exit"
 _REFUSED = {
     _OWN: (
         *("--host", "--port", "--reuse-port", "--path", "--api-prefix", "--api-key", "--api-key-file"),
@@ -122,7 +122,7 @@ class LlamaSetting:
         expected = "a .gguf file, or a directory that contains one"
         model = model_files.locate(model_id or model_files.DEMO, expected, parts=True)
         if model.kind != "gguf":
-            raise ConfigError(f"{model.path}: the engine llamacpp reads only .gguf files")
+            raise ConfigError(f"{model.path}: the llamacpp engine reads only .gguf files")
         try:
             gguf.check_parts(model.path)
         except (OSError, ValueError) as error:
@@ -137,7 +137,9 @@ def download(model_id: str, revision: str | None) -> Path:
         ConfigError: `model_id` names no file, the file does not exist, or the hub cannot be reached.
     """
     if (file := gguf_file(model_id)) is None:
-        raise ConfigError(f"the engine llamacpp needs the name of a file on the hub: {model_id}/FILE.gguf")
+        raise ConfigError(
+            f"the llamacpp engine needs the name of a .gguf file on the hub, such as {model_id}/FILE.gguf"
+        )
     return download_gguf(*file, revision, gguf.parts_pattern(file[1]), PROJECTOR_PATTERN)
 
 
@@ -155,7 +157,7 @@ def program(config: EngineConfig) -> str:
     path = llama_server.find(name)
     if path is None:
         what = llama_server.missing(name)
-        raise _wrong(_PROGRAM, f"the engine llamacpp needs llama.cpp's server, but {what}: {_WAYS}")
+        raise _wrong(_PROGRAM, f"the llamacpp engine starts llama.cpp's llama-server, but {what}: {_WAYS}")
     return path
 
 
@@ -167,9 +169,9 @@ def check_flags(config: EngineConfig) -> None:
         flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
         reason = _REASONS.get(flag)
         if reason is None and flag != word.replace("_", "-") and word.startswith("--"):
-            reason = "llama-server expects a flag and its value as two words"
+            reason = "llama-server reads no `=`, so write the flag and its value as two words"
         if reason is not None:
-            problems.append(Problem("", _ARGUMENTS, f"{_ARGUMENTS}: {flag} is not supported: {reason}"))
+            problems.append(Problem("", _ARGUMENTS, f"{_ARGUMENTS}: {flag} is refused: {reason}"))
     problems.check()
 
 
@@ -177,12 +179,12 @@ def check_options(config: EngineConfig) -> None:
     """Raise ConfigError if general options are set that the engine does not support."""
     options, problems = config.options, Problems()
     if options.dtype != "auto":
-        reason = "the file determines the precision of the weights"
+        reason = "the .gguf file determines the precision of the weights"
         problems.append(Problem("", "option.dtype", f"option.dtype={options.dtype}: {reason}; omit the option"))
     if options.engine_isolation == "thread":
         key = "option.engine_isolation"
-        reason = "the engine needs a process of its own, which ends together with llama-server"
-        problems.append(Problem("", key, f"{key}=thread: {reason}"))
+        reason = "the llamacpp engine runs only in a separate process, which ends together with llama-server"
+        problems.append(Problem("", key, f"{key}=thread: {reason}; omit the option"))
     problems.check()
 
 

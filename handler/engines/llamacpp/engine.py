@@ -90,7 +90,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         state = self._states[url]
         if difference and not state.divides_differently:
             state.divides_differently = True
-            print(f"{url} divides some texts into other tokens: {difference}", file=sys.stderr, flush=True)
+            words = f"{url} divides some texts into other tokens than option.model_id, whose tokens are used"
+            print(f"{words}: {difference}", file=sys.stderr, flush=True)
 
     def load_adapter(self, adapter: Adapter) -> None:
         if not self._serves_adapters:
@@ -98,8 +99,9 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         if not self._is_loaded(adapter.path):
             self.complete(asyncio.wait_for(self._ask_all(), _ASK_SECONDS))  # servers may have been restarted
         if not self._is_loaded(adapter.path):
-            remedy = "restart this server with option.lora_modules" if self._child else "start it with --lora"
-            raise ValueError(f"llama-server loads adapters only when it starts, and has not loaded it: {remedy}")
+            remedy = "this handler with option.lora_modules" if self._child else "llama-server with --lora"
+            reason = "llama-server loads adapters only when it starts, and has not loaded this one"
+            raise ValueError(f"{reason}: restart {remedy}")
 
     def _is_loaded(self, path: str) -> bool:
         return any(state.adapters.find(path) is not None for state in self._states.values())
@@ -244,7 +246,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
                         return
         self.release(server, running)
         if not running.ended and (tokens is None or not tokens.stop_type):
-            raise Failed("ended its response without a last event")
+            raise Failed("sent an incomplete response", "its last event is missing")
 
     async def _take_tokens(self, server: RemoteServer, running: Running[LlamaCall], tokens: Tokens) -> bool:
         """Pass an event on. Return false if the tokens of the event have to be computed again."""
@@ -270,7 +272,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
-            raise Failed("ended its response without a reason")
+            raise Failed("sent an incomplete response", "stop_type is missing")
         if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
             tokens = tokens._replace(scores=await self._all_scores(server, running.call, tokens))
         await self._take_tokens(server, running, tokens)
@@ -279,7 +281,8 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
         pieces = await self._load_pieces()
         if pieces is None:
-            raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
+            detail = "with option.model_id, this handler would request them one by one"
+            raise Failed("sent no log-probabilities of tokens that end within a character", detail)
         return [
             await self._score(server, call, call.prefix(tokens.ids[:index]), tokens.ids[index])
             if reported is None
@@ -295,7 +298,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result
-        raise Failed("reports no log-probability of a token", f"the id is {id}")
+        raise Failed("sent no log-probability of a token", f"the token has the id {id}")
 
     async def _load_pieces(self) -> Pieces | None:
         """Return the vocabulary of the model's files, or None if there are none."""

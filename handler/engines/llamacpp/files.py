@@ -51,12 +51,14 @@ def model_directory(gguf: Path) -> Path:
     except UnsupportedTokenizer as error:
         if not has_tokenizer(gguf.parent):
             raise
-        log.warning("%s; its tokenizer is read from the files beside it", str(error).removesuffix(f": {REMEDY}"))
+        log.warning("%s; the tokenizer files beside it are used instead", str(error).removesuffix(f": {REMEDY}"))
         return gguf.parent
     except OSError as error:
         if error.filename in (None, str(gguf)):
             raise ConfigError(f"cannot read {gguf}: {error}") from None
-        raise ConfigError(f"cannot write the tokenizer of {gguf}: {error}; change LMI_CACHE") from None
+        raise ConfigError(
+            f"cannot write the tokenizer of {gguf}: {error}; set LMI_CACHE to another directory"
+        ) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -113,7 +115,7 @@ def _check(source: Path, tokenizer: Mapping[str, Any]) -> None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # its own error is Exception itself, and a panic is not even that
-        raise UnsupportedTokenizer(f"{source}: its tokenizer cannot be used: {error}: {REMEDY}") from None
+        raise UnsupportedTokenizer(f"{source}: its tokenizer cannot be loaded ({error}): {REMEDY}") from None
 
 
 def _tokenizer_config(

@@ -178,7 +178,7 @@ class _Reader:
             return _Symbol(start, len(self._rules) - before)
         elif character in "<!":
             self._take(_TOKEN, "a token")
-            raise ValueError("a grammar for llama-server must not name tokens")
+            raise ValueError("a grammar for llama-server must not contain tokens in angle brackets, such as <think>")
         else:
             elements.append(self._number(self._take(_NAME, "an element")[0]))
         return _Symbol(start, 1)
@@ -224,7 +224,7 @@ class _Reader:
             ranges.append((first, last))
         self._at += 1
         if not ranges:
-            raise ValueError("the grammar has a class without characters")
+            raise ValueError("the grammar has an empty class of characters: []")
         return Characters(tuple(ranges), is_negated)
 
     def _counts(self, character: str) -> tuple[int, int | None]:
@@ -236,7 +236,9 @@ class _Reader:
         minimum = int(match[1][:9])
         maximum = minimum if match[2] is None else int(match[3][:9]) if match[3] else None
         if minimum > _MAX_REPETITIONS:
-            raise ValueError(f"llama.cpp allows at most {_MAX_REPETITIONS} repetitions")
+            raise ValueError(
+                f"the grammar repeats an element more than {_MAX_REPETITIONS} times, which llama.cpp does not allow"
+            )
         if maximum is not None and maximum < minimum:
             raise ValueError("the grammar has a repetition whose maximum is less than its minimum")
         return minimum, None if maximum is not None and maximum > _MAX_REPETITIONS else maximum
@@ -248,7 +250,9 @@ class _Reader:
             raise self._error("something to repeat before it")
         num_rules = symbol.num_rules * ((maximum or minimum) or 1)
         if num_rules > _MAX_REPETITIONS:
-            raise ValueError(f"llama.cpp allows at most {_MAX_REPETITIONS} rules in a repetition")
+            raise ValueError(
+                f"the grammar has a repetition of more than {_MAX_REPETITIONS} rules, which llama.cpp does not allow"
+            )
         self._count(len(repeated) * minimum)
         elements[symbol.start :] = repeated * minimum
         following: list[Element] = []

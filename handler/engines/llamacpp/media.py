@@ -33,13 +33,15 @@ from handler.engines.remote.servers import Failed, Part, Refused
 MARKER = "<__media__>"
 """Stands for an image in the text of a prompt. It is llama.cpp's default marker."""
 
-NO_PROJECTOR = "llama-server has no projector for images (--mmproj)"
+NO_PROJECTOR = "llama-server was started without a projector, which it needs for images (--mmproj)"
 NO_AUDIO = "audio has not been tested with llama-server"
 
 _MAX_BODY = 100 << 20  # bytes of a request that llama-server accepts (CPPHTTPLIB_PAYLOAD_MAX_LENGTH)
 _MAX_PLAIN = 4 << 20  # bytes of an image that is not worth compressing
 _SEPARATOR = -1  # separates texts in the result of /tokenize; no token has this id
-_INEXACT = "llama-server tokenizes the text of this prompt differently, so that it cannot contain images"
+_INEXACT = (
+    "llama-server divides the text of this prompt into other tokens than this handler, so images are not possible in it"
+)
 
 
 # -- in the host: the placeholders of images ---------------------------------------------------------------------------
@@ -185,7 +187,9 @@ class ImagePrompt:
         self._media = prompt.media
         self._files: list[str] = []  # in base64
         if len(self._texts) != len(prompt.media) + 1:
-            raise ValueError(f"the prompt has markers for {len(self._texts) - 1} images, but has {len(prompt.media)}")
+            raise ValueError(
+                f"the prompt has {len(self._texts) - 1} markers for images, but {len(prompt.media)} images"
+            )
         if any(medium.kind != "image" for medium in prompt.media):
             raise ValueError(NO_AUDIO)
 
@@ -212,7 +216,7 @@ class ImagePrompt:
         if begin and projector.bos and texts[0].startswith(projector.bos):
             texts[0] = texts[0].removeprefix(projector.bos)
         if any(projector.marker in text for text in texts):
-            raise Refused(400, "a chat with images must not contain the server's own marker of images")
+            raise Refused(400, "a chat with images must not contain the text with which llama-server marks images")
         rest = _remaining(ids, begin, await tokenized(tokenize, _content(texts)))
         if rest:
             pieces = await load_pieces()
@@ -226,7 +230,8 @@ class ImagePrompt:
 
 
 def _refuse_rest() -> str:
-    raise Refused(400, "this response to images cannot be continued: its text has other tokens")
+    reason = "llama-server would divide the text so far into other tokens"
+    raise Refused(400, f"this response was interrupted, and cannot be continued: {reason}; send the request again")
 
 
 def _content(texts: Sequence[str]) -> list[str | int]:
@@ -264,7 +269,9 @@ def _encoded(media: Sequence[Medium]) -> list[str]:
     """
     files = [base64.b64encode(image_file(medium)).decode() for medium in media]
     if (size := sum(map(len, files))) > _MAX_BODY - (8 << 20):  # the rest is for the text
-        raise Refused(400, f"the images have {size:,} bytes in base64; llama-server accepts {_MAX_BODY:,} in all")
+        raise Refused(
+            400, f"the images have {size:,} bytes in base64; with the text, llama-server accepts {_MAX_BODY:,}"
+        )
     return files
 
 
@@ -346,7 +353,9 @@ class ImageCall(LlamaCall):
         start, num_known = tokens.num_tokens - len(tokens.ids), self._num_known
         known = self._ids[start:num_known][: len(tokens.ids)]
         if list(tokens.ids[: len(known)]) != known or (tokens.stop_type and tokens.num_tokens < num_known):
-            raise Failed("did not repeat its response to images", "requests that run at once may change each other's")
+            raise Failed(
+                "sent other tokens when it repeated a response", "responses that are computed at once may differ"
+            )
         self._num_of_leg = min(tokens.num_tokens, num_known)
         if tokens.num_tokens <= num_known and not tokens.stop_type:
             return None

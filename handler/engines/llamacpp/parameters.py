@@ -224,7 +224,7 @@ def check_pooling(config: EngineConfig) -> None:
         raise ConfigError(Problem("", "option.task", message))
     if config.task is not Task.GENERATION and config.options.pooling != "auto":
         key = f"option.pooling={config.options.pooling}"
-        message = f"{key}: the server pools; start it with `--pooling {config.options.pooling}`"
+        message = f"{key}: omit the option, and start llama-server with `--pooling {config.options.pooling}`"
         raise ConfigError(Problem("", "option.pooling", message))
 
 

@@ -22,7 +22,7 @@ from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
-from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, RemoteServer, score
+from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, RemoteServer, other_size, score
 
 _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
@@ -63,13 +63,15 @@ class LlamaPooling(LlamaServers[PooledCall]):
         except Refused as error:
             raise Failed(f"answered {error.status}", error.words, lasts=True) from None
         if len(embeddings) != 1:
-            raise Failed("does not pool", "start it with --pooling, for example `--pooling mean`", lasts=True)
+            detail = "start it with --pooling, for example `--pooling mean`"
+            raise Failed("computes an embedding for each token instead of one for the text", detail, lasts=True)
         return model._replace(dimensions=len(embeddings[0]))
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         model = super().fit(model, first)
         if first is not None and model.dimensions != first.dimensions:
-            raise Failed("serves another model", f"its embeddings have {model.dimensions} dimensions")
+            detail = f"its embeddings have {model.dimensions} dimensions instead of {first.dimensions}"
+            raise Failed("serves another model", detail)
         return model
 
     async def _check_flags(self, url: str) -> None:
@@ -80,11 +82,12 @@ class LlamaPooling(LlamaServers[PooledCall]):
         """
         ranks = await self._supports(url, "/rerank")
         if self._ranks and not ranks:
-            raise Failed("does not rank", "start it with --reranking", lasts=True)
+            raise Failed("computes no scores for rerank", "start it with --reranking", lasts=True)
         if self._ranks:
             return
         if ranks:
-            raise Failed("only ranks", "set option.task=rerank, or start it without --reranking", lasts=True)
+            detail = "set option.task=rerank, or start it without --reranking"
+            raise Failed("computes only scores for rerank", detail, lasts=True)
         if not await self._supports(url, "/embedding"):
             raise Failed("does not compute embeddings", "start it with --embeddings", lasts=True)
 
@@ -149,8 +152,9 @@ class LlamaPooling(LlamaServers[PooledCall]):
         data = await self._post(server.url, "/embedding", _embedding(call.ids))
         await self.check_connection(server)
         embeddings = _embeddings(data)
-        if [len(embedding) for embedding in embeddings] != [self.info.dimensions]:
-            raise Failed("sent another embedding than at startup", f"it then had {self.info.dimensions} numbers")
+        sizes = [len(embedding) for embedding in embeddings]
+        if sizes != [self.info.dimensions]:
+            raise other_size(sizes, self.info.dimensions)
         return embeddings[0]
 
     async def _score(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:

@@ -62,10 +62,11 @@ class Probe(NamedTuple):
                 return ""
             raise
         if text != self.decoded:
-            words = f"the text of the ids {list(self.ids[:_SHOWN])} is {text[:40]!r}, not {self.decoded[:40]!r}"
-            raise Failed("has another tokenizer", f"{words}; set option.model_id to the model it serves", lasts=True)
+            words = f"it reads the token ids {list(self.ids[:_SHOWN])}, … as {text[:40]!r}, not {self.decoded[:40]!r}"
+            detail = f"{words}; set option.model_id to the model that it serves"
+            raise Failed("has another tokenizer than option.model_id", detail, lasts=True)
         at = next((at for at, (id, expected) in enumerate(zip(ids, self.ids, strict=False)) if id != expected), 0)
-        return f"it has {ids[at : at + _SHOWN]} where the files of option.model_id have {self.ids[at : at + _SHOWN]}"
+        return f"it has {ids[at : at + _SHOWN]} instead of {list(self.ids[at : at + _SHOWN])}"
 
     async def _decoded(self, detokenize: Tokenize) -> str:
         """Return the server's text of the ids, or "" if it does not have all of them."""

@@ -34,7 +34,8 @@ def unreadable(header: gguf.Header) -> str:
     architecture = header.architecture
     if architecture not in _ARCHITECTURES:
         return (
-            f"has the architecture {architecture}, which {_SOURCE} does not serve; for a newer one: --engine llamacpp"
+            f"has the architecture {architecture}, which {_SOURCE} does not serve; if your llama-server is newer, use "
+            "--engine llamacpp"
         )
     unknown = {kind for _, kind in header.tensors} - gguf.TYPES.keys()
     if unknown:

@@ -73,8 +73,8 @@ class SchemaGrammar:
         root = self._element(schema, 0)
         if self._is_mixed and is_compact:
             raise ValueError(
-                "llama-server does not enforce patterns and formats together with additionalProperties "
-                "beside properties"
+                "llama-server does not enforce 'pattern' or 'format' in a schema where an object has 'properties' and "
+                "may have additional ones"
             )
         space = _COMPACT if is_compact else _SPACE
         self.text = "\n".join([f"root ::= {root}", *self._rules]) + space + _COMMON

@@ -92,9 +92,9 @@ class LlamaServers(RemoteEngine[C]):
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             description = repr(self._name) if self._name else "a model"
-            setting = "option.base_url=" if own is None else f"{self.own_name} at "
+            address = "option.base_url={}:" if own is None else f"{self.own_name} at {{}}"
             try:
-                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, setting))
+                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, address))
             except ConfigError:
                 if self._child is not None and (failure := self._child.failure()):
                     raise ConfigError(f"{self.own_name} {failure}") from None
@@ -137,7 +137,7 @@ class LlamaServers(RemoteEngine[C]):
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
         if first is not None and model.name != first.name:
-            raise Failed("serves another model", f"it serves {model.name!r}")
+            raise Failed("serves another model", f"{model.name!r} instead of {first.name!r}")
         return model
 
     async def check_connection(self, server: RemoteServer) -> None:
@@ -210,10 +210,10 @@ def served_path(urls: Sequence[str]) -> Path:
             path = orjson.loads(props).get("model_path") if isinstance(props, bytes) else None
             if isinstance(path, str) and path and Path(path).is_file():
                 return Path(path)
-        served = f"its file {path!r:.200} cannot be read here" if path else "it does not name its file"
+        served = f"its file {path!r:.200} is not on this machine" if path else "it does not report its file"
         reasons.append(f"{url}: {props if isinstance(props, BaseException) else served}")
     raise ConfigError(
-        f"there is no MODEL argument, and no file of a server can be read: {log_words('; '.join(reasons))}. Set "
+        f"there is no MODEL argument, and no server's file can be read: {log_words('; '.join(reasons))}. Set "
         "option.model_id to the .gguf file that the servers have loaded, or to the model's Hugging Face directory"
     )
 

@@ -145,7 +145,8 @@ def _merges(gguf: GgufVocabulary, vocabulary: Mapping[str, int]) -> Sequence[tup
     """
     for left, right in gguf.merges:
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise ConfigError(f"its merge of {left!r} and {right!r} is not one of its tokens: {REMEDY}")
+            texts = f"{left!r}, {right!r} and {left + right!r}"
+            raise ConfigError(f"it merges tokens, but its vocabulary does not contain all of {texts}: {REMEDY}")
     return gguf.merges
 
 
@@ -164,7 +165,7 @@ def _without(letters: Iterable[str]) -> list[Json]:
 def _sentence_piece(gguf: GgufVocabulary) -> Json:
     vocabulary = {text: id for id, text in enumerate(gguf.texts)}
     if missing := [byte for byte in _BYTES if byte not in vocabulary]:
-        raise ConfigError(f"its vocabulary has no token {missing[0]}: {REMEDY}")
+        raise ConfigError(f"its vocabulary has no token {missing[0]}, which its tokenizer needs: {REMEDY}")
     prefix = [{"type": "Prepend", "prepend": _SPACE}] if gguf.adds_space else []
     return {
         "normalizer": _sequence("normalizers", [*prefix, _ESCAPE]),
@@ -218,7 +219,7 @@ def _word_pieces(gguf: GgufVocabulary) -> Json:
         normalizers.append({"type": "Lowercase"})
     unknown = gguf.special.get("unknown")
     if unknown is None:
-        raise ConfigError(f"its vocabulary has no token for unknown words: {REMEDY}")
+        raise ConfigError(f"its vocabulary has no token for unknown words, which its tokenizer needs: {REMEDY}")
     alone = Split(older(r"\p{P}") + rf"|[$+<=>^`|~{_CHINESE}]")
     space = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": False}
     return {
@@ -242,7 +243,7 @@ def _unigrams(gguf: GgufVocabulary) -> Json:
     normal = [score for score, kind in zip(gguf.scores, gguf.kinds, strict=False) if kind is Kind.NORMAL]
     unknown = gguf.special.get("unknown")
     if not normal or unknown is None:
-        raise ConfigError(f"its vocabulary has no tokens, or none for unknown words: {REMEDY}")
+        raise ConfigError(f"its vocabulary has no ordinary tokens, or no token for unknown words: {REMEDY}")
     # llama.cpp does not look for other tokens in words.
     fixed = {Kind.NORMAL: None, Kind.UNUSED: None, Kind.USER_DEFINED: 0.0}
     scores = [

@@ -11,8 +11,8 @@ from handler.core.errors import ConfigError
 from handler.engines.llamacpp.splits import WORDS, Words
 
 REMEDY = (
-    "put tokenizer.json, tokenizer_config.json, generation_config.json and config.json of the model's Hugging Face "
-    "directory beside the file"
+    "put tokenizer.json, tokenizer_config.json, generation_config.json and config.json from the model's Hugging "
+    "Face directory beside the file"
 )
 
 
@@ -82,7 +82,7 @@ class GgufVocabulary(NamedTuple):
         values, texts = header.values, _texts(header.tokens)
         model = _text(values, "tokenizer.ggml.model")
         if not model or not texts:
-            raise ConfigError(f"it contains no tokenizer: {REMEDY}")
+            raise ConfigError(f"the file contains no tokenizer: {REMEDY}")
         words = _words(model, _text(values, "tokenizer.ggml.pre"))
         special = gguf.special_ids(values, len(texts))
         if not words.has_bos and b"tokenizer.ggml.bos_token_id" not in values:
@@ -138,12 +138,14 @@ def _words(model: str, pre: str) -> Words:
     """
     if model not in MODELS:
         raise ConfigError(
-            f"its tokenizer is of the kind {model!r} (tokenizer.ggml.model), which is not supported; supported: "
-            f"{', '.join(MODELS)}: {REMEDY}"
+            f"this handler does not support its kind of tokenizer (tokenizer.ggml.model is {model!r}, not one of "
+            f"{', '.join(MODELS)}): {REMEDY}"
         )
     name = {"gpt2": pre, "gemma4": "gemma4", "whitespace": "whitespace"}.get(model, "")
     if name not in WORDS or (name == "whitespace" and model != name):
-        raise ConfigError(f"its pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not supported: {REMEDY}")
+        raise ConfigError(
+            f"this handler does not know how its tokenizer divides texts (tokenizer.ggml.pre is {pre!r}): {REMEDY}"
+        )
     return WORDS[name]
 
 
@@ -162,12 +164,13 @@ def _texts(tokens: Sequence[bytes]) -> list[str]:
         try:
             texts.append(token.decode() or f"[EMPTY_{id}]")
         except UnicodeDecodeError:
-            raise ConfigError(f"its token {id} is not UTF-8: {REMEDY}") from None
+            raise ConfigError(f"token {id} in its vocabulary is not valid UTF-8: {REMEDY}") from None
     if len(set(texts)) < len(texts):
         ids: dict[str, int] = {}
         twice = next((id, text) for id, text in enumerate(texts) if ids.setdefault(text, id) != id)
         raise ConfigError(
-            f"its tokens {ids[twice[1]]} and {twice[0]} have the same text {twice[1]!r}, as llama.cpp refuses"
+            f"tokens {ids[twice[1]]} and {twice[0]} in its vocabulary have the same text {twice[1]!r}, so llama.cpp "
+            "cannot load the file: use another file of the model"
         )
     return texts
 

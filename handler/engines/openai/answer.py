@@ -37,6 +37,8 @@ _BUSY = (429, 503, 529)
 """Statuses that an overloaded server returns. Anthropic uses 529."""
 _BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
 """Values of `code` or `type` in the error of an overloaded server: OpenAI's and Anthropic's."""
+_LOADING = "Loading model"
+"""The message with which llama-server responds while it loads its model, with the status 503."""
 _MOST_WAIT = 60.0  # maximum seconds that a client is told to wait; the server may have room earlier than it says
 _MOST_HEADER = 64  # characters of a Retry-After
 
@@ -180,6 +182,8 @@ def status_in(data: bytes, default: int) -> int:
 def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Refused | Failed:
     """Return the error that corresponds to a response's status, body and headers."""
     words = message(data) or "no message"
+    if status == 503 and words == _LOADING:
+        return Failed("is loading its model", busy=True, retry_after=_retry_after(headers))
     if status in _OF_THE_REQUEST:
         return Refused(status, words)
     if 300 <= status < 400:

@@ -229,7 +229,8 @@ def suitable(models: Sequence[HttpModel], name: str | None, kind: str | None) ->
     if not models:
         raise Failed("serves no model")
     if not matching:
-        raise Failed("serves another model", f"it serves {', '.join(repr(other.name) for other in models[:8])}")
+        names = ", ".join(repr(other.name) for other in models[:8])
+        raise Failed("serves another model", f"{names} instead of {name!r}")
     if kind is not None and kind not in matching[0].kinds:
         raise Failed("is of another kind", f"its models are owned by {matching[0].owner!r}, which is not {kind}")
     return matching[0]

@@ -20,7 +20,17 @@ from handler.engines.openai.answer import shortened
 from handler.engines.openai.client import HttpClient, has_tls, new_client, suitable
 from handler.engines.openai.sglang import SglangServer, native
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, RemoteServer, find_model, score
+from handler.engines.remote.servers import (
+    Failed,
+    Part,
+    PooledCall,
+    Refused,
+    RemoteServer,
+    check_same,
+    find_model,
+    other_size,
+    score,
+)
 
 _MODES = ("cls", "last")
 """Pooling modes of SGLang's models. The class of the model decides, whatever its files say."""
@@ -84,7 +94,7 @@ class SglangPooling(RemoteEngine[PooledCall]):
             value: Mapping[str, Any] = orjson.loads(data)
             count = value["meta_info"]["prompt_tokens"]
             if count != len(ids):  # with --allow-auto-truncate
-                raise Failed("shortened a text", f"it read {count!r} of {len(ids)} tokens")
+                raise Failed("computed the embedding of only a part of the text", f"{count!r} of {len(ids)} tokens")
             values = [score(number) for number in value["embedding"]]
         except (ValueError, TypeError, KeyError) as error:
             raise Failed("sent a response that cannot be read", f"{error!r}: {shortened(data)}") from None
@@ -113,7 +123,7 @@ class SglangPooling(RemoteEngine[PooledCall]):
             await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
             raise
         if len(values) != self._model.dimensions:
-            raise Failed("sent another embedding than at startup", f"it then had {self._model.dimensions} numbers")
+            raise other_size([len(values)], self._model.dimensions)
         finished = self._files.finish(numpy.array(values, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
 
@@ -128,6 +138,6 @@ class SglangPooling(RemoteEngine[PooledCall]):
 
 def _fit(model: EmbeddingModel, first: EmbeddingModel | None) -> EmbeddingModel:
     """Return the model of a server. Raise Failed if the first server has another model."""
-    if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
-        raise Failed("serves another model", f"it serves {model.name!r} with {model.dimensions} dimensions")
+    if first is not None:
+        check_same(model, first)
     return model

@@ -56,7 +56,7 @@ __all__ = [
 
 _TAKES_ENDS = ("vllm", "sglang")
 """Kinds of servers that receive a model's end tokens, because their flags may make them use others."""
-_GGUF = "a .gguf file is enough only for llama.cpp's servers: set option.model_id to the model's Hugging Face directory"
+_GGUF = "the MODEL can be a .gguf file only for llama.cpp's servers: use the model's Hugging Face directory"
 _ABORT_TIMEOUT = 5.0  # seconds
 _ABORT_SECONDS = 0.5  # for a server to receive the last abort before the event loop rests
 

@@ -128,9 +128,9 @@ class OwnServer:
             return
         listeners = _listeners(self._port)
         if not listeners:
-            raise Failed("cannot be reached", "it does not listen", silent=True)
+            raise Failed("cannot be reached", "it accepts no connections", silent=True)
         if listeners - _opened(self._pids()):
-            raise Failed("shares its port", "another process listens there", lasts=True, ill=True)
+            raise Failed("shares its port", "another process listens on it too", lasts=True, ill=True)
 
     def listens(self) -> bool:
         """Return whether the server itself listens on its port, as far as the system tells."""

@@ -224,8 +224,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     def check_max_tokens(self, most: int | None) -> None:
         """Raise Failed if a server accepts fewer tokens than this engine."""
         if most is not None and most < self.info.max_total_tokens:
-            detail = f"it accepts {most} tokens, but this handler accepts {self.info.max_total_tokens}"
-            raise Failed("accepts fewer tokens than the others", f"{detail}: restart this handler to use it")
+            detail = f"{most} instead of {self.info.max_total_tokens}; to use it, restart this handler"
+            raise Failed("accepts fewer tokens than this handler", detail)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -505,7 +505,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
-            print(f"{server.url} is a last resort for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
+            name = server.url if self._own is None else self.own_name
+            ending = f"; other servers are preferred for {pause:g} s" if len(self._servers) > 1 else ""
+            print(f"{name} {reason}{ending}", file=sys.stderr, flush=True)
         if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MAX_SILENT)):
             self._lost = error
 
@@ -515,7 +517,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request that the server refuses. The client gets the server's message unless a token has arrived."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
-        words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
+        words = client_words(error.words, self._secrets) or f"the {self._kind} server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
     def _refuse_rule(self, running: Running[C], server: RemoteServer) -> None:

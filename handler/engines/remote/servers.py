@@ -51,7 +51,9 @@ class RemoteOptions(NamedTuple):
         """
         if model_id is None or not Path(model_id).is_dir():
             remark = "" if model_id is None else f"; {model_id!r} is neither"
-            raise ConfigError(f"the engine {self.engine} needs option.model_id, a directory or hub name{remark}")
+            raise ConfigError(
+                f"the {self.engine} engine needs option.model_id, a directory or a name on the hub{remark}"
+            )
         check_tokenizer(Path(model_id))
         return Path(model_id)
 
@@ -65,7 +67,7 @@ class RemoteOptions(NamedTuple):
         if not urls:
             key = "option.base_url"
             raise ConfigError(
-                Problem("", key, f"the engine {self.engine} needs {key}, for example -o {key}={self.example}")
+                Problem("", key, f"the {self.engine} engine needs {key}, for example -o {key}={self.example}")
             )
         return urls
 
@@ -210,6 +212,18 @@ def score(value: Any) -> float:
     return float(value)
 
 
+def other_size(sizes: Sequence[int], expected: int) -> Failed:
+    """Return the failure of a server whose embedding has another number of dimensions than at the start.
+
+    Args:
+        sizes: the numbers of dimensions of all embeddings in the response.
+        expected: number of dimensions at the start.
+    """
+    received = f"{len(sizes)} embeddings" if len(sizes) > 1 else f"{sum(sizes)} dimensions"
+    detail = f"{received} instead of one embedding with {expected} dimensions"
+    return Failed("sent an embedding of another size than at the start", f"{detail}; restart this handler to use it")
+
+
 _PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests after a failure; doubled by each further failure in a row
 
 
@@ -290,6 +304,20 @@ class Model(Protocol):
 
     def _replace(self, *, max_tokens: int | None) -> Any: ...
 
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+def check_same(model: Model, first: Model) -> None:
+    """Raise Failed if a server's model differs from that of the first server, except in `max_tokens`."""
+    expected = first._asdict()
+    differences = [
+        f"{name} {value!r} instead of {expected[name]!r}"
+        for name, value in model._asdict().items()
+        if name != "max_tokens" and value != expected[name]
+    ]
+    if differences:
+        raise Failed("serves another model", ", ".join(differences))
+
 
 def common_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
     """Return the kind that all servers have in common, for option.base_url_kind=auto.
@@ -305,8 +333,10 @@ def common_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterab
     if len(set(by_url.values())) == 1:
         return next(iter(by_url.values()))
     details = log_words("; ".join([*(f"{url}: {kind}" for url, kind in by_url.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if by_url else "a server must be running and report its kind"
-    remedy = "Keep only servers of one kind" if by_url else f"Otherwise set option.base_url_kind ({', '.join(kinds)})"
+    problem = "the servers are of different kinds" if by_url else "no server has reported its kind"
+    remedy = (
+        "Keep only servers of one kind" if by_url else f"Start one, or set option.base_url_kind ({', '.join(kinds)})"
+    )
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {details}. {remedy}")
 
 
@@ -321,7 +351,7 @@ async def find_model(
     ask: Callable[[str], Awaitable[A]],
     fit: Callable[[A, M | None], M],
     description: str,
-    setting: str = "option.base_url=",
+    address: str = "option.base_url={}:",
 ) -> tuple[M, Mapping[str, Failed]]:
     """Ask all servers for their models until one of them has a suitable model.
 
@@ -330,7 +360,7 @@ async def find_model(
         fit: function that returns the model from a response. Its second argument is the model of the previous servers,
             or None for the first server; the function raises Failed if the two models differ.
         description: name of the expected model in the log.
-        setting: text that precedes an address in messages.
+        address: text for a server's address in messages, with `{}` in place of the address itself.
 
     Returns:
         The model, with the smallest `max_tokens` of any server, and the errors of the other servers, by address.
@@ -343,7 +373,7 @@ async def find_model(
         model, failed = _fitting(urls, await asyncio.gather(*map(ask, urls), return_exceptions=True), fit)
         if model is not None:
             return model, failed
-        reasons = log_words("; ".join(f"{setting}{url}: {error}" for url, error in failed.items()), secrets())
+        reasons = log_words("; ".join(f"{address.format(url)} {error}" for url, error in failed.items()), secrets())
         if all(error.lasts for error in failed.values()):
             raise ConfigError(reasons)
         if time.monotonic() - logged_at >= _LOG_INTERVAL:

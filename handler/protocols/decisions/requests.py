@@ -76,7 +76,7 @@ def engine_requests(
         raise InvalidPayload(
             f"'questions': the engine {context.engine} does not support decisions: {context.no_labels}"
         )
-    if context.vocabulary is not None and not context.chat_template:
+    if context.refuses_chats:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
     # The texts are data of a third party, and must not end the user's message.

@@ -186,6 +186,11 @@ class ServerContext:
         """The name in responses to requests that name no model: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
 
+    @property
+    def refuses_chats(self) -> bool:
+        """Whether chats are refused, because the model has no chat template. Engines without a vocabulary need none."""
+        return self.vocabulary is not None and not self.chat_template
+
     def with_seed(self, sampling: Sampling) -> Sampling:
         """Return the parameters, adding a random seed to unseeded sampling if the engine supports seeds.
 

@@ -109,7 +109,7 @@ def test_calls_change_names_and_not_files(front: Front) -> None:
     assert front.server.post({"prompt": TEXT, "model": "lines"}, "/v1/completions").status_code == 404
     refused = http.post(f"{front.server.url}/adapters", params={"name": "new", "src": "/etc/passwd"})
     assert refused.status_code >= 400
-    assert "has not loaded it: start it with --lora" in refused.text
+    assert "has not loaded this one: restart llama-server with --lora" in refused.text
 
 
 def test_an_adapter_that_the_server_lacks_prevents_the_start(model: Path) -> None:

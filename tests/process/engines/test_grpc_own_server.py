@@ -181,7 +181,7 @@ def test_a_port_is_the_servers_alone(watched: list[str]) -> None:
                 stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 stranger.bind((host, port))
                 stranger.listen()
-                with pytest.raises(Failed, match="another process listens there"):
+                with pytest.raises(Failed, match="another process listens on it too"):
                     own.check_port()
         own.check_port()
     finally:
@@ -213,7 +213,7 @@ def test_a_stranger_at_the_port_gets_nothing(
             start(own)
 
         monkeypatch.setattr(OwnServer, "start", start_second)
-        with pytest.raises(ConfigError, match="another process listens there"):
+        with pytest.raises(ConfigError, match="another process listens on it too"):
             GrpcEngine(config(model, sleeps, "vllm", engine_flags=("--key=secret",)))
         assert stranger.num_asked == 0
     assert watched == ["vllm.entrypoints.grpc_server"]

@@ -204,7 +204,7 @@ def test_the_token_of_llama_cpp_is_that_of_the_hub_and_secret() -> None:
     assert "hf_" not in str(problem)
 
 
-# -- the engine llamacpp, to which the flags of llama-server are passed on ---------------------------------------------
+# -- the llamacpp engine, to which the flags of llama-server are passed on ---------------------------------------------
 
 
 LLAMACPP = {"OPTION_LLM_ENGINE": "llamacpp"}
@@ -283,7 +283,7 @@ def test_a_variable_that_names_no_flag_of_the_engine_keeps_its_answer_with_llama
 
 def test_other_engines_name_the_one_that_passes_a_flag_on() -> None:
     (problem,) = read({**llama(SPEC_DRAFT_MODEL="/d.gguf"), "OPTION_LLM_ENGINE": "openvino"}).problems
-    assert str(problem).endswith("the engine llamacpp passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)")
+    assert str(problem).endswith("the llamacpp engine passes it to llama-server (OPTION_LLM_ENGINE=llamacpp)")
 
 
 def test_a_file_replaces_the_flags_with_a_warning(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_each_flag_is_an_argument_that_the_engine_accepts() -> None:
     check_flags(EngineConfig(replace(read_config(environ={}).config, engine_options={"llama_server_args": words})))
     for name, line in lines.items():
         assert line.refused or line.idle, name
-        assert line.answer == f"{line.otherwise}; the engine llamacpp passes it to llama-server"
+        assert line.answer == f"{line.otherwise}; the llamacpp engine passes it to llama-server"
 
 
 # -- SGLang's own server at option.base_url ----------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def _of_image(group: str, protecting: str) -> str:
     lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
     if flags := sorted(name for name, line in VARIABLES_OF[group].items() if line.flag):
         passed = (
-            f"The engine `llamacpp` passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
+            f"The `llamacpp` engine passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
         )
         lists = f"{passed}\n\nWith other engines, the same variables are in the lists below.\n\n{lists}"
     unknown = "The server ignores variables that are not listed, and logs their names when it starts."
@@ -189,7 +189,7 @@ def _of_image(group: str, protecting: str) -> str:
         by_url = (
             f"With a server at `option.base_url`, only these have an effect: {', '.join(f'`{name}`' for name in kept)}"
         )
-        lists = f"{by_url}\n\nThe lists below are for the engine `vllm`.\n\n{lists}"
+        lists = f"{by_url}\n\nThe lists below are for the `vllm` engine.\n\n{lists}"
     return f"The lists are for {IMAGES[group]}. {unknown} {neutral}\n\n{lists}"
 
 

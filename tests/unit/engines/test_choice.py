@@ -94,8 +94,8 @@ def test_without_llama_server_the_error_names_both_ways(tmp_path: Path, capsys: 
     assert main(["serve", path, "--check"]) == 2
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
-        f"engine openvino: no; {path} has the architecture gemma3, but OpenVINO GenAI reads GGUF files only of llama, "
-        "qwen2, qwen3",
+        f"engine openvino: no, because {path} has the architecture gemma3, but OpenVINO GenAI reads GGUF files only of "
+        "llama, qwen2, qwen3",
         f"engine llamacpp: reads {path}, but llama-server is not on PATH",
     ]
     assert "use --engine llamacpp" in shown.err
@@ -117,7 +117,7 @@ def test_the_option_for_the_program_is_enough(
 def test_the_option_for_the_program_does_not_choose_it(tmp_path: Path, llama_server: str) -> None:
     reading = read_local(make(tmp_path), overrides=[f"option.llama_server={llama_server}"])
     assert (reading.engine, reading.problems) == ("openvino", ())
-    assert "only the engine llamacpp starts llama-server" in reading.config.warnings[0]
+    assert "only the llamacpp engine starts llama-server" in reading.config.warnings[0]
 
 
 @pytest.mark.usefixtures("llama_server")
@@ -253,7 +253,7 @@ def test_without_llama_server_no_header_is_fetched(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("llama_server")
 def test_check_says_that_the_header_of_a_file_on_the_hub_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "a/b/c.gguf", "--check"]) == 0
-    assert "; its header then decides whether openvino or llamacpp serves it" in capsys.readouterr().out
+    assert "; the header of the file then decides whether openvino or llamacpp serves it" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("llama_server")

@@ -365,7 +365,7 @@ def test_host_names_are_hidden_unless_they_are_plain_words(several: Make) -> Non
 
 
 def test_a_refusal_without_words_has_the_servers_status(several: Make) -> None:
-    assert end_of(several([Refused(422, "")])).error == "its server answered 422"
+    assert end_of(several([Refused(422, "")])).error == "the vllm server answered 422"
 
 
 def test_a_refusal_in_the_middle_of_an_answer_is_a_failure(several: Make) -> None:
@@ -405,7 +405,9 @@ def test_a_server_that_fails_is_left_out_and_the_log_says_so(
     engine.servers[1].outstanding = 100
     assert end_of(engine).finish is Finish.LENGTH
     assert engine.asked == [0, 1]
-    assert capsys.readouterr().err == "http://server-0.example:80 is a last resort for 7 s: it broke down: why\n"
+    assert (
+        capsys.readouterr().err == "http://server-0.example:80 broke down: why; other servers are preferred for 7 s\n"
+    )
     assert not engine.servers[0].known
     assert end_of(engine, request(2)).finish is Finish.LENGTH
     assert engine.asked == [0, 1, 1]
@@ -691,9 +693,9 @@ def test_the_smaller_limit_is_the_remote_engines(reported: int | None, configure
     assert engine.info == info
     engine.check_max_tokens(None)
     engine.check_max_tokens(most)
-    with pytest.raises(Failed, match="accepts fewer tokens than the others") as raised:
+    with pytest.raises(Failed, match="accepts fewer tokens than this handler") as raised:
         engine.check_max_tokens(most - 1)
-    told = f"it accepts {most - 1} tokens, but this handler accepts {most}: restart this handler to use it"
+    told = f"{most - 1} instead of {most}; to use it, restart this handler"
     assert raised.value.detail == told
     engine.close()
 

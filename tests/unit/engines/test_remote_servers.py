@@ -23,9 +23,11 @@ from handler.engines.remote.servers import (
     RemoteOptions,
     RemoteServer,
     ResponseCheck,
+    check_same,
     choose,
     common_kind,
     find_model,
+    other_size,
     score,
     with_ends,
 )
@@ -61,9 +63,9 @@ def test_a_model_that_is_fetched_later_is_not_looked_for_yet() -> None:
 
 
 def test_the_directory_of_a_remote_model_needs_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"needs option.model_id, a directory or hub name$"):
+    with pytest.raises(ConfigError, match=r"needs option.model_id, a directory or a name on the hub$"):
         OPTIONS.prepare(None, configured())
-    with pytest.raises(ConfigError, match=r"a directory or hub name; '.*none' is neither"):
+    with pytest.raises(ConfigError, match=r"a directory or a name on the hub; '.*none' is neither"):
         OPTIONS.prepare(str(tmp_path / "none"), configured())
     with pytest.raises(ConfigError, match="tokenizer"):
         OPTIONS.prepare(str(tmp_path), configured())
@@ -236,9 +238,21 @@ def test_without_a_server_that_reports_its_kind_the_kinds_are_named() -> None:
     with pytest.raises(ConfigError) as raised:
         common_kind({}, ["http://a is down"], ["vllm", "tgi"])
     assert str(raised.value) == (
-        "option.base_url_kind=auto: a server must be running and report its kind: http://a is down. "
-        "Otherwise set option.base_url_kind (vllm, tgi)"
+        "option.base_url_kind=auto: no server has reported its kind: http://a is down. "
+        "Start one, or set option.base_url_kind (vllm, tgi)"
     )
+
+
+def test_models_may_differ_only_in_their_limits() -> None:
+    check_same(Named("a", 10, 4), Named("a", 20, 4))
+    with pytest.raises(Failed) as raised:
+        check_same(Named("b", 10, 8), Named("a", 20, 4))
+    assert str(raised.value) == "serves another model: name 'b' instead of 'a', dimensions 8 instead of 4"
+
+
+def test_an_embedding_of_another_size_is_described() -> None:
+    assert "size than at the start: 3 dimensions instead of one embedding with 4" in str(other_size([3], 4))
+    assert "size than at the start: 2 embeddings instead of one embedding with 4" in str(other_size([4, 4], 4))
 
 
 # -- the search for a model --------------------------------------------------------------------------------------------
@@ -246,6 +260,12 @@ def test_without_a_server_that_reports_its_kind_the_kinds_are_named() -> None:
 
 class Found(NamedTuple):
     max_tokens: int | None
+
+
+class Named(NamedTuple):
+    name: str
+    max_tokens: int | None
+    dimensions: int
 
 
 class Search:

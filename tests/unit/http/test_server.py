@@ -320,9 +320,11 @@ def greeting(
     task: Task = Task.GENERATION,
     users: Formatters = Formatters(),  # noqa: B008
     no_labels: str = "",
+    *,
+    refuses_chats: bool = False,
 ) -> str:
     listener: Any = SimpleNamespace(getsockname=lambda: address)
-    context = SimpleNamespace(task=task, no_labels=no_labels)
+    context = SimpleNamespace(task=task, no_labels=no_labels, refuses_chats=refuses_chats)
     model: Any = SimpleNamespace(context=context, config=SimpleNamespace(name="a b"))
     return _greeting(listener, access, model, users)
 
@@ -355,6 +357,14 @@ def test_the_greetings_requests_are_those_of_the_models_task() -> None:
 def test_the_greeting_has_a_decision_only_if_the_engine_can_decide() -> None:
     assert "/v1/systemone" in greeting()
     assert "/v1/systemone" not in greeting(no_labels="the engine returns no log-probabilities")
+
+
+def test_the_greeting_has_no_chat_if_the_model_has_no_chat_template() -> None:
+    text = greeting(refuses_chats=True)
+    paths = [line.split()[2].removeprefix("http://127.0.0.1:80") for line in text.splitlines()[1:]]
+    assert paths == ["/invocations", "/v1/completions", "/generate", "/v2/models/a%20b/generate"]
+    assert """/v1/completions -d '{"prompt":""" in text
+    assert greeting(refuses_chats=True, task=Task.EMBEDDING) == greeting(task=Task.EMBEDDING)
 
 
 def test_the_greeting_asks_for_a_key_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:

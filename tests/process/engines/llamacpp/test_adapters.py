@@ -142,7 +142,7 @@ def test_a_server_without_adapters_reuses_prompts(tokenizer: Path) -> None:
         assert ask(found, SAMPLING, LONG).finish is not Finish.ERROR
         assert server.received[-1]["cache_prompt"]
         assert "lora" not in server.received[-1]
-        with pytest.raises(ValueError, match="has not loaded it: start it with --lora"):
+        with pytest.raises(ValueError, match="has not loaded this one: restart llama-server with --lora"):
             found.load_adapter(Adapter("sql", 1, "/models/sql.gguf"))
 
 

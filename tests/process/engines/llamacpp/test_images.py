@@ -338,10 +338,10 @@ def test_a_prompt_that_the_server_would_read_otherwise_is_refused(double: Both) 
     server.encode = lambda text: encode(text.replace("this", "that"))
     chat = double.chat("after the text")
     with engine(double.config.model, server) as found:
-        assert "tokenizes the text of this prompt differently" in refusal(found, chat)
+        assert "divides the text of this prompt into other tokens" in refusal(found, chat)
         server.encode = encode
         quoted = double.tokenizer.encode_chat([{"role": "user", "content": [IMAGE, text(double.marker)]}])
-        assert "own marker" in refusal(found, Chat(quoted, [picture(1)]))
+        assert "with which llama-server marks images" in refusal(found, Chat(quoted, [picture(1)]))
         assert not server.received
         assert asked(found, [chat], SAMPLING)[0].finish is not Finish.ERROR
 

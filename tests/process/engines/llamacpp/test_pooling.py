@@ -244,10 +244,18 @@ def test_a_score_of_probabilities_is_not_converted(reranker: Path, tmp_path: Pat
     ("pooling", "task", "words"),
     [
         ("", Task.EMBEDDING, "does not compute embeddings: start it with --embeddings"),
-        ("", Task.RERANK, "does not rank: start it with --reranking"),
-        ("mean", Task.RERANK, "does not rank: start it with --reranking"),
-        ("rank", Task.EMBEDDING, "only ranks: set option.task=rerank, or start it without --reranking"),
-        ("none", Task.EMBEDDING, "does not pool: start it with --pooling, for example `--pooling mean`"),
+        ("", Task.RERANK, "computes no scores for rerank: start it with --reranking"),
+        ("mean", Task.RERANK, "computes no scores for rerank: start it with --reranking"),
+        (
+            "rank",
+            Task.EMBEDDING,
+            "computes only scores for rerank: set option.task=rerank, or start it without --reranking",
+        ),
+        (
+            "none",
+            Task.EMBEDDING,
+            "computes an embedding for each token instead of one for the text: start it with --pooling, for example ",
+        ),
     ],
 )
 def test_a_server_that_was_started_for_another_task_is_named(
@@ -263,7 +271,11 @@ def test_what_no_server_of_the_kind_computes_is_refused_before_the_start(bert: P
     with double("mean") as server:
         changes: list[tuple[Task, dict[str, Any], str]] = [
             (Task.CLASSIFICATION, {}, "llama-server returns only one score per text"),
-            (Task.EMBEDDING, {"pooling": "cls"}, "option.pooling=cls: the server pools; start it with `--pool"),
+            (
+                Task.EMBEDDING,
+                {"pooling": "cls"},
+                "option.pooling=cls: omit the option, and start llama-server with `--pooling cls`",
+            ),
         ]
         for task, change, words in changes:
             with pytest.raises(ConfigError, match=words):
@@ -300,8 +312,8 @@ def body(value: Any) -> bytes:
         ([body({"embedding": 1})], "sent a response that cannot be read"),
         ([body([])], "sent a response that cannot be read"),
         ([body([{"embedding": [[1, "2", 3, 4]]}])], "sent a response that cannot be read"),
-        ([body([{"embedding": [[1, 2]]}])], "sent another embedding than at startup"),
-        ([body([{"embedding": [[1, 2, 3, 4]] * 2}])], "sent another embedding than at startup"),
+        ([body([{"embedding": [[1, 2]]}])], "sent an embedding of another size than at the start"),
+        ([body([{"embedding": [[1, 2, 3, 4]] * 2}])], "sent an embedding of another size than at the start"),
         ([status(500, "down")], "answered 500"),
         ([body([{"embedding": [[1, 2, 3, 4]]}])[:-9]], "closed the connection"),
         ([HANG], "sent no token for 2 s"),

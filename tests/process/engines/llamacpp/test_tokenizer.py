@@ -77,7 +77,8 @@ def test_a_server_with_another_vocabulary_is_refused(server: LlamaServer, file: 
     pieces, server.encode = server.pieces, lambda text: [1, 2, 3]
     server.pieces = pieces[:60] if change == "smaller" else [*reversed(pieces)]
     with pytest.raises(
-        ConfigError, match=r"has another tokenizer: the text of the ids .*; set option\.model_id to the"
+        ConfigError,
+        match=r"has another tokenizer than option\.model_id: it reads the token ids .*; set option\.model_id to the",
     ):
         load(server, directory)
 
@@ -95,7 +96,9 @@ def test_another_division_of_texts_is_told_once(
     finally:
         engine.close()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"{server.url}/v1 divides some texts into other tokens: it has [")
+    assert line.startswith(
+        f"{server.url}/v1 divides some texts into other tokens than option.model_id, whose tokens are used: it has ["
+    )
 
 
 def test_a_server_that_returns_with_another_vocabulary_gets_no_requests(server: LlamaServer, file: Path) -> None:
@@ -106,7 +109,7 @@ def test_a_server_that_returns_with_another_vocabulary_gets_no_requests(server: 
         server.pieces, server.encode = [*reversed(server.pieces)], lambda text: [1]
         server.restart(server.name)
         result = ask(engine, 2)
-        assert result == failed(error="the llamacpp server has another tokenizer")
+        assert result == failed(error="the llamacpp server has another tokenizer than option.model_id")
         assert result.ids == []
         assert ask(engine, 3).error
         assert len(server.received) <= received + 1, "at most the one that finds out"
@@ -156,14 +159,18 @@ def test_a_file_that_cannot_be_read_here_is_named(server: LlamaServer) -> None:
     with pytest.raises(ConfigError) as refused:
         openai_engine.prepare(None, servers)
     message = str(refused.value)
-    assert f"{server.url}: its file '/models/elsewhere.gguf' cannot be read here; http://127.0.0.1:1: cannot" in message
+    assert (
+        f"{server.url}: its file '/models/elsewhere.gguf' is not on this machine; http://127.0.0.1:1: cannot" in message
+    )
     assert message.endswith("the .gguf file that the servers have loaded, or to the model's Hugging Face directory")
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_a_file_is_not_enough_for_other_servers(file: Path, kind: str) -> None:
     for model in (str(file), "owner/model/model.gguf"):
-        with pytest.raises(ConfigError, match=rf"option\.base_url_kind={kind}: a \.gguf file is enough only for llama"):
+        with pytest.raises(
+            ConfigError, match=rf"option\.base_url_kind={kind}: the MODEL can be a \.gguf file only for llama"
+        ):
             openai_engine.check(model, config("http://127.0.0.1:1/v1", kind=kind))
 
 
@@ -171,7 +178,7 @@ def test_servers_that_turn_out_to_be_of_another_kind_are_refused(
     file: Path, server: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openai_engine, "find_kind", lambda urls: "vllm")
-    with pytest.raises(ConfigError, match=r"the servers are of the kind vllm: a \.gguf file is enough only for"):
+    with pytest.raises(ConfigError, match=r"the servers are of the kind vllm: the MODEL can be a \.gguf file only for"):
         openai_engine.load(config(server.url, model=model_directory(file), kind="auto"))
 
 

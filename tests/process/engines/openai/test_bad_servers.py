@@ -503,7 +503,7 @@ def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
             find_kind((server.url.removesuffix("/v1"),))
         assert str(refused.value).count("/v1") == 1
     with pytest.raises(
-        ConfigError, match=r"base_url_kind=auto: a server must be running.*: http.*/v1: cannot be reached"
+        ConfigError, match=r"base_url_kind=auto: no server has reported its kind.*: http.*/v1: cannot be reached"
     ):
         find_kind((server.url,))
     with pytest.raises(ConfigError, match="it must end with /v1"):

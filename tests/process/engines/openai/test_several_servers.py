@@ -118,8 +118,10 @@ def test_at_the_start_all_are_asked_and_the_least_context_counts(capfd: pytest.C
                 assert one(found, key=key) == WHOLE
             assert (len(other.received), len(locked.received)) == (0, 0)
     said = capfd.readouterr().err
-    assert f"{other.url} is a last resort for 1 s: it serves another model: it serves 'another'" in said
-    assert f"{locked.url} is a last resort for 1 s: it answered 401" in said
+    assert (
+        f"{other.url} serves another model: 'another' instead of 'model'; other servers are preferred for 1 s" in said
+    )
+    assert f"{locked.url} answered 401: " in said
 
 
 def test_none_that_will_ever_serve_is_refused_by_name() -> None:
@@ -144,7 +146,7 @@ def test_a_slow_answer_of_models_ends_in_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(client, "_MODELS_TIMEOUT", 0.5)
     with listening() as server:
         server.models = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"  # and then nothing
-        with pytest.raises(ConfigError, match="base_url_kind=auto: a server must be running"):
+        with pytest.raises(ConfigError, match="base_url_kind=auto: no server has reported its kind"):
             find_kind((server.url,))
 
 

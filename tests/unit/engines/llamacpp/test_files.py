@@ -102,14 +102,17 @@ def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (byte_level("strange"), r"its pre-tokenizer 'strange' \(tokenizer\.ggml\.pre\) is not supported: put tokeni"),
-        (byte_level(model="rwkv"), "its tokenizer is of the kind 'rwkv'"),
-        (byte_level(tokens=[b"\xff"]), "its token 0 is not UTF-8"),
-        (byte_level(tokens=["a", "b", "a"]), "its tokens 0 and 2 have the same text 'a'"),
-        (byte_level(tokens=[]), "it contains no tokenizer"),
+        (
+            byte_level("strange"),
+            r"how its tokenizer divides texts \(tokenizer\.ggml\.pre is 'strange'\): put tokenizer",
+        ),
+        (byte_level(model="rwkv"), r"its kind of tokenizer \(tokenizer\.ggml\.model is 'rwkv', not one of gpt2, "),
+        (byte_level(tokens=[b"\xff"]), "token 0 in its vocabulary is not valid UTF-8: put"),
+        (byte_level(tokens=["a", "b", "a"]), "tokens 0 and 2 in its vocabulary have the same text 'a'"),
+        (byte_level(tokens=[]), "the file contains no tokenizer"),
         (byte_level(tokens=[1, 2]), r"tokenizer\.ggml\.tokens is a list of another type"),
         (byte_level(token_type=[1]), r"tokenizer\.ggml\.token_type has 1 of 271 tokens"),
-        (byte_level(merges=["h x"]), "its merge of 'h' and 'x' is not one of its tokens"),
+        (byte_level(merges=["h x"]), "its vocabulary does not contain all of 'h', 'x' and 'hx'"),
         (sentence_piece(tokens=["a"], token_type=[1], scores=[0.0]), "its vocabulary has no token <0x00>"),
         ({**byte_level(), "general.type": "adapter"}, r"extends a model \(adapter\)"),
     ],
@@ -228,7 +231,7 @@ def test_the_directory_is_made_once_and_may_lie_beside_the_file(tmp_path: Path) 
 
 def test_a_table_at_which_the_tokenizer_panics_is_a_tokenizer_that_is_not_supported(tmp_path: Path) -> None:
     values = {**sentence_piece(), "model": "t5", "precompiled_charsmap": [1, 2, 3]}
-    with pytest.raises(ConfigError, match=r"model\.gguf: its tokenizer cannot be used: .*put tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"model\.gguf: its tokenizer cannot be loaded .*put tokenizer\.json"):
         made(tmp_path, values)
 
 
@@ -236,7 +239,9 @@ def test_a_cache_that_cannot_be_written_is_not_said_to_be_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").write_text("no directory")
-    with pytest.raises(ConfigError, match=r"^cannot write the tokenizer of .*model\.gguf: .*; change LMI_CACHE$"):
+    with pytest.raises(
+        ConfigError, match=r"^cannot write the tokenizer of .*model\.gguf: .*; set LMI_CACHE to another directory$"
+    ):
         made(tmp_path, byte_level())
     monkeypatch.setenv("LMI_CACHE", str(tmp_path / "other"))
     with pytest.raises(ConfigError, match=r"^cannot read .*gone\.gguf: "):
