@@ -104,7 +104,7 @@ class LlamaServers(RemoteEngine[C]):
             if self._child is not None:
                 props = self.complete(self._client.get(f"{self._child.url}/props"))
                 self.info = child.described(self.info, props)
-                self._child.log.is_loaded = True
+                self._child.log.end_start()
                 self.watch_own(self._child.process)
             on_failure.pop_all()
 

@@ -285,7 +285,7 @@ def test_lines_of_the_log_are_short_and_without_keys(
 def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
     for log in (quiet, verbose):
-        log.is_loaded = True
+        log.end_start()
         for line in ("W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"):
             log.read(line)
         assert log.error == "srv send: broken"
@@ -294,6 +294,53 @@ def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[s
         *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
     ]
+
+
+def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = child.ServerLog(), [1000.0]
+    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])
+    for line in ("E first", "W warning", "E second"):
+        log.read(line)
+        clock[0] += 300
+    assert log.error == "first"
+    log.end_start()
+    assert log.error == "", "the server has started in spite of it"
+
+
+def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = child.ServerLog(), [1000.0]
+    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])
+    log.read("E of the start")
+    log.end_start()
+    clock[0] += 0.5
+    log.read("E of a request")
+    clock[0] += 11
+    assert log.error == "", "the request has long ended"
+    for line in ("E CUDA error: out of memory", "W a warning", "ggml.c:1: GGML_ASSERT(x) failed"):
+        log.read(line)
+        clock[0] += 0.5
+    clock[0] += 5  # it writes the stack
+    assert log.error == "CUDA error: out of memory", "the first error names the cause"
+    for _ in range(100):
+        log.read("E of many requests")
+        clock[0] += 0.9
+    log.read("E of the last request")
+    assert log.error == "of many requests"
+    clock[0] += 1.1
+    log.read("E the reason")
+    assert log.error == "the reason"
+    clock[0] += 11
+    assert log.error == ""
+
+
+def test_errors_without_a_pause_have_several_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = child.ServerLog(), [1000.0]
+    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])
+    log.end_start()
+    for number in range(100):
+        log.read(f"E {number}")
+        clock[0] += 0.5
+    assert 78 <= int(log.error) <= 99
 
 
 @in_one_test(
