@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -421,14 +420,14 @@ _RECENT = 10.0  # seconds before the end of a server, in which an error may be i
 
 
 class ServerLog:
-    """Writes the lines of a server's output to the log of the engine, and keeps the error that may end the server.
+    """Chooses the lines of a server's output to log, and keeps the error that may end the server.
 
     Until the server has loaded its model, that is its first error. A server that has loaded continues after most errors
     of requests, so only recent errors may end it.
 
     Args:
         hidden: words that are masked.
-        is_verbose: whether to write all lines.
+        is_verbose: whether to log all lines.
 
     Attributes:
         is_loaded: whether the server has loaded its model. Its later warnings are about ordinary requests.
@@ -452,15 +451,15 @@ class ServerLog:
         self.is_loaded = True
         self._error = ""
 
-    def read(self, line: str) -> None:
-        """Write a line."""
+    def read(self, line: str) -> str:
+        """Return a line as it should be logged, or "" if it should not."""
         match = _LINE.match(line)
         text = log_words(line[match.end() :] if match else line, self._hidden)
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
         if level == "ERROR":
             self._keep(text[:_LONGEST_REASON])
-        if self._is_verbose or not self.is_loaded or level == "ERROR":
-            print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
+        is_logged = self._is_verbose or not self.is_loaded or level == "ERROR"
+        return f"{level} {NAME}: {text}" if is_logged else ""
 
     def _keep(self, error: str) -> None:
         now = time.monotonic()

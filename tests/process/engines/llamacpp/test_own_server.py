@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -282,18 +283,69 @@ def test_lines_of_the_log_are_short_and_without_keys(
     assert max(map(len, lines)) < 1100
 
 
-def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_about_requests_are_not_logged() -> None:
     quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
+    lines = "W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"
+    logged = []
     for log in (quiet, verbose):
         log.end_start()
-        for line in ("W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"):
-            log.read(line)
+        logged += [text for line in lines if (text := log.read(line))]
         assert log.error == "srv send: broken"
-    assert capsys.readouterr().err.splitlines() == [
+    assert logged == [
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
         *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
     ]
+
+
+def running(boot: str, log: child.ServerLog) -> own_server.OwnServer:
+    """A program whose output is read as that of a llama-server."""
+    found = own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, log.read)
+    found.start()
+    return found
+
+
+FLOOD = "import sys, time\nfor n in range(3000): print('E line', n, 'x' * 500)\nprint('E the end', flush=True)\n"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
+def test_a_flood_of_lines_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, ends: bool
+) -> None:
+    monkeypatch.setattr(own_server, "_MOST_LINES", 5)
+    monkeypatch.setattr(own_server, "_PERIOD", 3600.0 if ends else 2.0)
+    server = running(FLOOD + ("" if ends else "time.sleep(3600)"), child.ServerLog())
+    lines, left_out = list[str](), list[int]()
+
+    def is_told() -> bool:
+        lines.extend(capfd.readouterr().err.splitlines())
+        left_out[:] = [int(line.split()[2]) for line in lines if "lines are left out" in line]
+        return sum(left_out) + len(lines) - len(left_out) == 3001
+
+    wait_for(is_told, 60, "the lines that were left out are not counted")
+    assert lines[0].startswith("ERROR llama-server: line 0 xxx")
+    assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines are left out, because there were too many"]
+    server.stop()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(1 << 12))
+    os.set_blocking(write, True)
+    with contextlib.suppress(BrokenPipeError), open(write, "w") as stderr, open(read, "rb") as unread:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        log = child.ServerLog()
+        server = running(FLOOD, log)
+        wait_for(lambda: server.exit_status == 0, 60, "the server waits for the reader of the log")
+        assert log.error.startswith("line 0 ")
+        unread.close()
+        server = running(FLOOD, log)
+        wait_for(lambda: server.exit_status == 0, 60, "the server waits for a reader that has gone")
 
 
 def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
