@@ -62,6 +62,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._files: asyncio.Task[tuple[Pieces, Probe]] | None = None  # from the model's tokenizer
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
+        self._reuses_prompts = config.options.enable_prefix_caching is not False
         super().__init__(config)
         adapters = next((state.adapters for state in self._states.values() if state.adapters), LoadedAdapters())
         self.info = replace(self.info, adapters=adapters.paths_by_name())
@@ -108,7 +109,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
 
     def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body of a request with the scales of the server's adapters.
+        """Return the body of a request with the scales of the server's adapters, and whether it reuses earlier prompts.
 
         Raises:
             NotLoaded: the server has not loaded the adapter of the request.
@@ -118,10 +119,10 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         if adapter is not None and used is None:
             raise NotLoaded(f"has not loaded the adapter {adapter.name}")
         if not loaded:
-            return body
+            return body if self._reuses_prompts else {**body, "cache_prompt": False}
         # llama-server's cache of earlier prompts ignores which adapter has computed a prompt. A server that the engine
         # has started has no such cache.
-        reuses = self._child is not None and not loaded.has_activated
+        reuses = self._reuses_prompts and self._child is not None and not loaded.has_activated
         return {**body, "lora": loaded.scales(used), "cache_prompt": reuses}
 
     async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:

@@ -100,7 +100,9 @@ def both(request: pytest.FixtureRequest) -> Both:
 
 
 @contextlib.contextmanager
-def engine(model: Path | None, *servers: Served, timeout: float = PATIENCE, **options: Any) -> Iterator[LlamaCppEngine]:
+def engine(
+    model: Path | None, *servers: Served, timeout: float = PATIENCE, caches: bool | None = None, **options: Any
+) -> Iterator[LlamaCppEngine]:
     given = {
         "base_url": tuple(f"{server.url}/v1" for server in servers),
         "base_url_kind": "llamacpp",
@@ -108,7 +110,7 @@ def engine(model: Path | None, *servers: Served, timeout: float = PATIENCE, **op
         "base_url_timeout": timeout,
         **options,
     }
-    found = openai_engine.load(EngineConfig(Config(engine_options=given), model=model))
+    found = openai_engine.load(EngineConfig(Config(enable_prefix_caching=caches, engine_options=given), model=model))
     assert isinstance(found, LlamaCppEngine)
     try:
         yield found
@@ -375,6 +377,17 @@ def test_the_end_has_how_much_of_the_prompt_was_cached(both: Both) -> None:
         while not (others := found.step().others):
             pass
         assert others[0].extras is None
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_earlier_prompts_are_not_reused_if_the_operator_forbids_it(both: Both, *, scored: bool) -> None:
+    prompt = prompts(both.server, 1)[0] * 5
+    with engine(both.model, both.server, caches=False) as found:
+        for _ in range(2):
+            extras = details(found, SAMPLING._replace(logprobs=scored), prompt)["extras"]
+            assert extras is None or not extras.num_cached_tokens
+    if isinstance(both.server, LlamaServer):
+        assert not any(body["cache_prompt"] for body in both.server.received)
 
 
 # -- structured output ------------------------------------------------------------------------------------------------
