@@ -483,7 +483,7 @@ def test_a_cancel_frees_the_slot_at_once(server: LlamaServer, model: Path) -> No
 def test_requests_beyond_the_slots_wait_here_and_are_not_silent(server: LlamaServer, model: Path) -> None:
     server.pace = 0.1
     sampling = SAMPLING._replace(ignore_eos=True, max_new_tokens=12)
-    with engine(model, server, timeout=2.0) as found, mock.patch("handler.engines.llamacpp.slots._LOOK", 0.1):
+    with engine(model, server, timeout=2.0) as found:
         keys = range(1, 17)
         for key in keys:
             found.add(EngineRequest(key, PROMPT, sampling))

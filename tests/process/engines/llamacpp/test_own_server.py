@@ -350,7 +350,7 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.Mo
 
 def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = child.ServerLog(), [1000.0]
-    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     for line in ("E first", "W warning", "E second"):
         log.read(line)
         clock[0] += 300
@@ -361,7 +361,7 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
 
 def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = child.ServerLog(), [1000.0]
-    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     log.read("E of the start")
     log.end_start()
     clock[0] += 0.5
@@ -387,7 +387,7 @@ def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.Mo
 
 def test_errors_without_a_pause_have_several_causes(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = child.ServerLog(), [1000.0]
-    monkeypatch.setattr(child.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     log.end_start()
     for number in range(100):
         log.read(f"E {number}")
