@@ -267,32 +267,37 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{root(server.url)}/completion", body)
+        data = await self._compute_whole(server.url, "/completion", body, running.silence)
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("ended its response without a reason")
         if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
-            tokens = tokens._replace(scores=await self._all_scores(server, running.call, tokens))
+            tokens = tokens._replace(scores=await self._all_scores(server, running, tokens))
         await self._take_tokens(server, running, tokens)
 
-    async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
+    async def _all_scores(
+        self, server: RemoteServer, running: Running[LlamaCall], tokens: Tokens
+    ) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
         pieces = await self._load_pieces()
         if pieces is None:
             raise Failed("reports no log-probabilities of tokens that end within a character", "set option.model_id")
         return [
-            await self._score(server, call, call.prefix(tokens.ids[:index]), tokens.ids[index])
+            await self._score(server, running, running.call.prefix(tokens.ids[:index]), tokens.ids[index])
             if reported is None
             else reported
             for index, reported in enumerate(aligned(tokens, pieces))
         ]
 
-    async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
+    async def _score(
+        self, server: RemoteServer, running: Running[LlamaCall], prefix: Sequence[int], id: int
+    ) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
+        call = running.call
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
             body = await self._with_images(server, call, self._with_adapter(server, call, scores(prefix, count)))
-            data = await self._client.post(f"{root(server.url)}/completion", body)
+            data = await self._compute_whole(server.url, "/completion", body, running.silence)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result

@@ -705,6 +705,32 @@ def test_a_long_prompt_has_the_servers_own_answer(both: Both) -> None:
         assert ask(found, prompt=prompt).ids == own(both.server, prompt)["tokens"]
 
 
+@pytest.mark.parametrize("tells", [True, False], ids=["slots", "no slots"])
+def test_a_whole_response_is_not_silence_while_it_is_computed(server: LlamaServer, model: Path, *, tells: bool) -> None:
+    server.pace, server.tells_slots = 0.1, tells
+    text = "ab" * 30
+    rule = StructuredOutput("choice", json.dumps([text]))
+    sampling = SAMPLING._replace(max_new_tokens=60, logprobs=True, structured_output=rule)
+    with engine(model, server, timeout=2.0) as found:
+        result = ask(found, sampling)
+        assert server.received[-1]["stream"] is False or server.received[-1]["n_predict"] == 1
+        if tells:
+            assert b"".join(server.pieces[id] for id in result.ids) == text.encode()
+        else:
+            assert "sent no token for 2 s" in result.error
+
+
+def test_a_whole_response_of_a_server_whose_slots_stand_still_is_silence(server: LlamaServer, model: Path) -> None:
+    server.pace = 0.01
+    sampling = SAMPLING._replace(logprobs=True, structured_output=StructuredOutput("choice", '["ab"]'))
+    with engine(model, server, timeout=1.0) as found:
+        assert ask(found, sampling).finish is Finish.EOS
+        server.scripts = [[HANG]]
+        asked = server.asked["/slots"]
+        assert "sent no token for 1 s" in ask(found, sampling, key=2).error
+        assert server.asked["/slots"] > asked + 1
+
+
 def test_a_silent_server_fails_the_request(server: LlamaServer) -> None:
     server.scripts = [(HEAD, FIVE, HANG)]
     with engine(None, server, timeout=0.5) as found:
