@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import select
 import signal
 import socket
@@ -20,6 +21,7 @@ from handler.engines.process.supervisor import (
     descendants,
     end_with_process,
     end_with_this_process,
+    marked,
     open_process,
 )
 from handler.engines.remote.servers import Failed
@@ -30,6 +32,8 @@ _GRACE = 5.0  # seconds for the engine to report the end of its server and to en
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MAX_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
+MARK = "LMI_ENGINE_MARK"
+"""The variable that marks all processes of a server, whatever session they begin."""
 _BREAK = re.compile(rb"[\r\n]")
 _MOST_LINES = 1000  # lines of a server in the log per period; more would fill disks, and hide all other lines
 _PERIOD = 10.0  # seconds
@@ -65,6 +69,7 @@ class OwnServer:
         self._name = name
         self._command = [*command, "--host", LOOPBACK, "--port", str(self._port)]
         self._environment = environment
+        self._mark = secrets.token_hex(16)
         self._read_line = read_line
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -77,7 +82,7 @@ class OwnServer:
         Raises:
             OSError: the program cannot be run.
         """
-        end_with_this_process()
+        end_with_this_process(self._mark)
         output = None if self._read_line is None else subprocess.PIPE
         with _default_signals():
             self._process = subprocess.Popen(
@@ -86,7 +91,7 @@ class OwnServer:
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 cwd="/",
-                env=self._environment,
+                env={**self._environment, MARK: self._mark},
             )
         if self._read_line is not None and self._process.stdout is not None:
             arguments = (self._process.stdout, self._read_line, LineWriter(self._name))
@@ -151,13 +156,15 @@ class OwnServer:
         if self._process is None:
             return
         self._stop_watch()
-        others = _open_all(descendants(self._process.pid)) if _TCP[0].exists() else []
+        # A script may have started the server in another session, or may have left it without a parent.
+        others = {*descendants(self._process.pid), *marked(self._mark)} if _TCP[0].exists() else ()
+        opened = _open_all(others)
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self._process.kill()
         self._process.wait()
-        _kill_all(others)
+        _kill_all(opened)
         if self.end is not None:
             os.close(self.end)
             self.end = None

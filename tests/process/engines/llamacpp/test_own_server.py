@@ -232,7 +232,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: None
 
     monkeypatch.setattr(own_server, "end_with_process", end_with_process)
-    monkeypatch.setattr(own_server, "end_with_this_process", lambda: None)
+    monkeypatch.setattr(own_server, "end_with_this_process", lambda mark: None)
 
 
 @pytest.mark.usefixtures("alone")
@@ -256,15 +256,46 @@ def test_a_port_that_was_taken_just_now_is_not_used(model: Path, program: str, m
             found.process.stop()
 
 
+def wrapper(directory: Path, program: str, begin: str) -> str:
+    """A script that starts a program."""
+    file = directory / "wrapper"
+    file.write_text(f'#!/bin/sh\n{begin}{program} "$@"\ntrue\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_a_server_in_another_session_ends_with_an_engine_that_is_killed(
+    model: Path, program: str, tmp_path: Path
+) -> None:
+    script = wrapper(tmp_path, program, "setsid -w ")
+    engine = EngineSupervisor(Spec("llamacpp", config(model, script)), load_timeout=60)
+    try:
+        pid = load(engine)
+        pids = {one for one, command in process_tree.descendants(pid).items() if "--port" in command}
+        outside = pids - {*process_tree.in_session(pid)}
+        assert outside
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(process_tree.alive, pids)), 30, "the server outlives its engine")
+    finally:
+        engine.close()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_server_that_a_script_leaves_behind_ends_too(model: Path, tmp_path: Path) -> None:
+    script, pid = tmp_path / "script", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\nsetsid sleep 600 > {tmp_path}/output 2>&1 &\necho $! > {pid}\n")
+    script.chmod(0o755)
+    with pytest.raises(ConfigError, match="ended with status 0"):
+        child.start(config(model, str(script)))
+    wait_for(lambda: not process_tree.alive(int(pid.read_text())), 5, "it goes on without its script")
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("begin", ["", "setsid -w "], ids=["one session", "two sessions"])
 def test_a_server_that_a_script_starts_ends_with_the_script(
     model: Path, program: str, tmp_path: Path, begin: str
 ) -> None:
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\n{begin}{program} "$@"\ntrue\n')
-    wrapper.chmod(0o755)
-    found = child.start(config(model, str(wrapper)))
+    found = child.start(config(model, wrapper(tmp_path, program, begin)))
     pids = found.process._pids()
     assert len(pids) > 1
     found.process.stop()
