@@ -7,7 +7,8 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -728,10 +729,23 @@ class Silence:
     """
 
     def __init__(self) -> None:
+        self._held = False
         self.begin()
 
     def begin(self) -> None:
         self._began = self._looked = time.monotonic()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Do not count the time in this context, in which the other process has nothing to do."""
+        self._held = True
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._held = False
+            self._looked = time.monotonic()
+            self._began += self._looked - began
 
     @property
     def seconds(self) -> float:
@@ -743,6 +757,8 @@ class Silence:
         Args:
             waited: maximum number of seconds that the caller has deliberately waited since the last call.
         """
+        if self._held:
+            return 0.0
         now = time.monotonic()
         if now - self._looked > waited + _STANDSTILL:
             self._began += now - self._looked

@@ -76,13 +76,16 @@ class Slot:
         lora: scales of the last request.
         computed_by: scales with which the tokens were computed.
         number: how many requests the server had begun before this one.
+        num_prompt, num_decoded: how many tokens of the prompt and of the answer were computed.
     """
 
     id: int
     tokens: list[int] = field(default_factory=list)
     lora: Scales = ()
     computed_by: Scales = ()
-    number: int = 0
+    number: int = -1
+    num_prompt: int = 0
+    num_decoded: int = 0
     is_processing: bool = False
     error: Refusal | None = None
 
@@ -102,6 +105,7 @@ class LlamaServer:
             received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
         lacks: fields that its /props lacks, as an older server's.
+        tells_slots: whether it has /slots, as without --no-slots.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
         encode: its tokenizer.
@@ -132,6 +136,7 @@ class LlamaServer:
         self.asked: Counter[str] = Counter()
         self.scripts: list[Sequence[bytes]] = []
         self.lacks: frozenset[str] = frozenset()
+        self.tells_slots = True
         self.left = threading.Semaphore(0)
         self.ruled = True
         self.pooling, self.batch, self.dimensions = "", 512, 4
@@ -202,11 +207,10 @@ class LlamaServer:
             case "GET", "/props":
                 return await _write(writer, 200, self._props())
             case "GET", "/slots":
-                return await _write(
-                    writer,
-                    200,
-                    [{"id": s.id, "n_ctx": self.context, "is_processing": s.is_processing} for s in self.slots],
-                )
+                if not self.tells_slots:
+                    words = "This server does not support slots endpoint. Start it with `--slots`"
+                    raise Refusal(words, "not_supported_error", 501)
+                return await _write(writer, 200, [self._described(slot) for slot in self.slots])
             case "POST", "/tokenize":
                 asked = json.loads(body)
                 return await _write(writer, 200, {"tokens": self._tokens(asked["content"], asked["add_special"])})
@@ -223,6 +227,14 @@ class LlamaServer:
             case "POST", "/rerank" | "/reranking" | "/v1/rerank" | "/v1/reranking":
                 return await self._rerank(json.loads(body), reader, writer)
         raise Refusal("File Not Found", "not_found_error", 404)
+
+    def _described(self, slot: Slot) -> Any:
+        known = {"id": slot.id, "n_ctx": self.context, "speculative": False, "is_processing": slot.is_processing}
+        if slot.number < 0:
+            return known
+        next_token = {"has_next_token": slot.is_processing, "n_remain": -1, "n_decoded": slot.num_decoded}
+        prompt = {"n_prompt_tokens": len(slot.tokens), "n_prompt_tokens_processed": slot.num_prompt}
+        return {**known, "id_task": slot.number, **prompt, "next_token": [next_token]}
 
     def _models(self) -> Any:
         meta = {"n_vocab": len(self.pieces), "n_ctx": self.context, "n_ctx_train": self.context}
@@ -443,6 +455,7 @@ class LlamaServer:
             await writer.drain()
         finally:
             slot.is_processing = False
+            slot.num_prompt = slot.num_decoded = 0
             async with self._freed:
                 self._freed.notify_all()
 
@@ -489,6 +502,7 @@ class _Run:
                 raise self.slot.error
             id, score = self._sample()
             self._ids.append(id)
+            self.slot.num_prompt, self.slot.num_decoded = len(body["prompt"]), len(self._ids)
             self._text += b"" if id in EOG else server.pieces[id]
             if not cut_off(self._text):
                 self._scores.append(score)

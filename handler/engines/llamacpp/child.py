@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -417,35 +416,60 @@ _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _FAILS = re.compile(r"(?i)(\S+: )*error|terminate called|\S+: .*: version .* not found|.*(assert|abort|out of memory)")
 """Matches the errors that llama-server, its libraries and the system's loader write without a level."""
 _LONGEST_REASON = 400
+_SAME_CAUSE = 1.0  # maximum seconds between two errors of one cause, of which the first names it
+_LONGEST_CAUSE = 10.0  # seconds after which further errors have another cause, even without a pause
+_RECENT = 10.0  # seconds before the end of a server, in which an error may be its reason
 
 
 class ServerLog:
-    """Writes the lines of a server's output to the log of the engine, and keeps the first error.
+    """Chooses the lines of a server's output to log, and keeps the error that may end the server.
+
+    Until the server has loaded its model, that is its first error. A server that has loaded continues after most errors
+    of requests, so only recent errors may end it.
 
     Args:
         hidden: words that are masked.
-        is_verbose: whether to write all lines.
+        is_verbose: whether to log all lines.
 
     Attributes:
-        error: the first error since the start, or "".
         is_loaded: whether the server has loaded its model. Its later warnings are about ordinary requests.
     """
 
     def __init__(self, *hidden: str, is_verbose: bool = False) -> None:
-        self.error = ""
         self.is_loaded = False
+        self._error = ""
+        self._first_at = self._last_at = 0.0  # times of the kept error, and of the latest one
         self._hidden = hidden
         self._is_verbose = is_verbose
 
-    def read(self, line: str) -> None:
-        """Write a line."""
+    @property
+    def error(self) -> str:
+        """The error that has ended the server if it has just ended, or ""."""
+        is_old = self.is_loaded and time.monotonic() - self._last_at > _RECENT
+        return "" if is_old else self._error
+
+    def end_start(self) -> None:
+        """Record that the server has loaded its model. Earlier errors did not end it."""
+        self.is_loaded = True
+        self._error = ""
+
+    def read(self, line: str) -> str:
+        """Return a line as it should be logged, or "" if it should not."""
         match = _LINE.match(line)
         text = log_words(line[match.end() :] if match else line, self._hidden)
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
-        if level == "ERROR" and not self.error:
-            self.error = text[:_LONGEST_REASON]
-        if self._is_verbose or not self.is_loaded or level == "ERROR":
-            print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
+        if level == "ERROR":
+            self._keep(text[:_LONGEST_REASON])
+        is_logged = self._is_verbose or not self.is_loaded or level == "ERROR"
+        return f"{level} {NAME}: {text}" if is_logged else ""
+
+    def _keep(self, error: str) -> None:
+        now = time.monotonic()
+        has_other_cause = now - self._last_at > _SAME_CAUSE or now - self._first_at > _LONGEST_CAUSE
+        if not self._error or (self.is_loaded and has_other_cause):
+            self._error = error
+            self._first_at = now
+        self._last_at = now
 
 
 class LlamaServer(NamedTuple):

@@ -62,6 +62,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         self._eos = eos_ids(config) if config.model is not None else frozenset()
         self._files: asyncio.Task[tuple[Pieces, Probe]] | None = None  # from the model's tokenizer
         self._serves_adapters = bool(config.engine_options.get("enable_lora"))
+        self._reuses_prompts = config.options.enable_prefix_caching is not False
         super().__init__(config)
         adapters = next((state.adapters for state in self._states.values() if state.adapters), LoadedAdapters())
         self.info = replace(self.info, adapters=adapters.paths_by_name())
@@ -110,7 +111,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await asyncio.gather(*(self.model_at(server.url) for server in self._servers), return_exceptions=True)
 
     def _with_adapter(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body of a request with the scales of the server's adapters.
+        """Return the body of a request with the scales of the server's adapters, and whether it reuses earlier prompts.
 
         Raises:
             NotLoaded: the server has not loaded the adapter of the request.
@@ -120,10 +121,10 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         if adapter is not None and used is None:
             raise NotLoaded(f"has not loaded the adapter {adapter.name}")
         if not loaded:
-            return body
+            return body if self._reuses_prompts else {**body, "cache_prompt": False}
         # llama-server's cache of earlier prompts ignores which adapter has computed a prompt. A server that the engine
         # has started has no such cache.
-        reuses = self._child is not None and not loaded.has_activated
+        reuses = self._reuses_prompts and self._child is not None and not loaded.has_activated
         return {**body, "lora": loaded.scales(used), "cache_prompt": reuses}
 
     async def _check_adapters(self, server: RemoteServer, call: LlamaCall, body: Mapping[str, Any]) -> None:
@@ -268,33 +269,38 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
 
     async def _read_whole(self, server: RemoteServer, running: Running[LlamaCall], body: Mapping[str, Any]) -> None:
         """Read a response that is not a stream. It contains the ids of all tokens."""
-        data = await self._client.post(f"{root(server.url)}/completion", body)
+        data = await self._compute_whole(server.url, "/completion", body, running.silence)
         await self._check_adapters(server, running.call, body)
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("sent an incomplete response", "stop_type is missing")
         if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
-            tokens = tokens._replace(scores=await self._all_scores(server, running.call, tokens))
+            tokens = tokens._replace(scores=await self._all_scores(server, running, tokens))
         await self._take_tokens(server, running, tokens)
 
-    async def _all_scores(self, server: RemoteServer, call: LlamaCall, tokens: Tokens) -> Sequence[Mapping[str, Any]]:
+    async def _all_scores(
+        self, server: RemoteServer, running: Running[LlamaCall], tokens: Tokens
+    ) -> Sequence[Mapping[str, Any]]:
         """Return the log-probabilities of a completion's tokens. Request those that llama-server did not report."""
         pieces = await self._load_pieces()
         if pieces is None:
             detail = "with option.model_id, this handler would request them one by one"
             raise Failed("sent no log-probabilities of tokens that end within a character", detail)
         return [
-            await self._score(server, call, call.prefix(tokens.ids[:index]), tokens.ids[index])
+            await self._score(server, running, running.call.prefix(tokens.ids[:index]), tokens.ids[index])
             if reported is None
             else reported
             for index, reported in enumerate(aligned(tokens, pieces))
         ]
 
-    async def _score(self, server: RemoteServer, call: LlamaCall, prefix: Sequence[int], id: int) -> Mapping[str, Any]:
+    async def _score(
+        self, server: RemoteServer, running: Running[LlamaCall], prefix: Sequence[int], id: int
+    ) -> Mapping[str, Any]:
         """Return the log-probabilities of a token after a prefix, and of its alternatives."""
+        call = running.call
         for count in (max(_SCORES, call.num_scores), _ALL_SCORES):
             body = await self._with_images(server, call, self._with_adapter(server, call, scores(prefix, count)))
-            data = await self._client.post(f"{root(server.url)}/completion", body)
+            data = await self._compute_whole(server.url, "/completion", body, running.silence)
             await self._check_adapters(server, call, body)
             if (result := read_scores(data, id, call.num_scores)) is not None:
                 return result

@@ -138,7 +138,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
         call = running.call
         try:
             async with self._states[server.url].slots.occupy(running.silence):
-                values = await (self._score if self._ranks else self._embed)(server, call)
+                values = await (self._score if self._ranks else self._embed)(server, running)
         except Refused:
             await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
             raise
@@ -148,8 +148,9 @@ class LlamaPooling(LlamaServers[PooledCall]):
             raise
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=self._finished(values, call.pooling))))
 
-    async def _embed(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
-        data = await self._post(server.url, "/embedding", _embedding(call.ids))
+    async def _embed(self, server: RemoteServer, running: Running[PooledCall]) -> Sequence[float]:
+        body = _embedding(running.call.ids)
+        data = await self._compute_whole(server.url, "/embedding", body, running.silence)
         await self.check_connection(server)
         embeddings = _embeddings(data)
         sizes = [len(embedding) for embedding in embeddings]
@@ -157,9 +158,10 @@ class LlamaPooling(LlamaServers[PooledCall]):
             raise other_size(sizes, self.info.dimensions)
         return embeddings[0]
 
-    async def _score(self, server: RemoteServer, call: PooledCall) -> Sequence[float]:
-        query, document = call.pooling.texts
-        data = await self._post(server.url, "/rerank", {"query": query, "documents": [document]})
+    async def _score(self, server: RemoteServer, running: Running[PooledCall]) -> Sequence[float]:
+        query, document = running.call.pooling.texts
+        body = {"query": query, "documents": [document]}
+        data = await self._compute_whole(server.url, "/rerank", body, running.silence)
         await self.check_connection(server)
         try:
             (result,) = orjson.loads(data)["results"]

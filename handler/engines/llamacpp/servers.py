@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.core.errors import ConfigError, log_words
-from handler.engines.base import EngineConfig
+from handler.engines.base import EngineConfig, Silence
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.media import Projector
@@ -29,6 +29,7 @@ from handler.engines.remote.servers import Failed, RemoteServer, find_model
 
 _CONNECT_SECONDS = 5.0  # to a server that the engine has started
 _ASK_TIMEOUT = 5.0  # seconds for a connection
+_WATCH_INTERVAL = 1.0  # maximum seconds between two looks at the slots of a server
 
 
 class LlamaModel(NamedTuple):
@@ -104,7 +105,7 @@ class LlamaServers(RemoteEngine[C]):
             if self._child is not None:
                 props = self.complete(self._client.get(f"{self._child.url}/props"))
                 self.info = child.described(self.info, props)
-                self._child.log.is_loaded = True
+                self._child.log.end_start()
                 self.watch_own(self._child.process)
             on_failure.pop_all()
 
@@ -164,6 +165,28 @@ class LlamaServers(RemoteEngine[C]):
     async def _post(self, url: str, path: str, body: Mapping[str, Any]) -> bytes:
         """Send a request to llama-server's own API; see `HttpClient.post`."""
         return await self._client.post(f"{root(url)}{path}", body)
+
+    async def _compute_whole(self, url: str, path: str, body: Mapping[str, Any], silence: Silence) -> bytes:
+        """Send a request whose response is no stream; see `HttpClient.post`. A server that computes is not silent."""
+        watch = self._loop.create_task(self._watch_slots(url, silence))
+        try:
+            data = await self._post(url, path, body)
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+        silence.begin()
+        return data
+
+    async def _watch_slots(self, url: str, silence: Silence) -> None:
+        """End the silence each time that a server's slots have made progress, as long as the server tells."""
+        before = None
+        with contextlib.suppress(Failed):  # it may have been started with --no-slots
+            while True:
+                await asyncio.sleep(min(_WATCH_INTERVAL, self._max_silence / 4))
+                state = await self._client.get(f"{root(url)}/slots", waits=True)
+                if before not in (None, state):
+                    silence.begin()
+                before = state
 
     async def disconnect(self) -> None:
         await self._client.close()

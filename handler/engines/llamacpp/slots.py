@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 
 from handler.engines.base import Silence
 
-_LOOK = 0.25  # maximum seconds between two checks of a request that waits for a slot; less than a usual timeout
-
 
 class Slots:
     """The slots of a server, each of which computes one response at a time.
@@ -48,9 +46,8 @@ class Slots:
         turn = asyncio.get_running_loop().create_future()
         self._turns.append((turn, group))
         try:
-            while not turn.done():
-                silence.begin()
-                await asyncio.wait([turn], timeout=_LOOK)
+            with silence.hold():
+                await asyncio.wait([turn])  # unlike `await turn`, this does not cancel it
         except asyncio.CancelledError:
             if turn.done():
                 self._leave()
@@ -58,7 +55,6 @@ class Slots:
                 self._turns.remove((turn, group))
                 self._admit()
             raise
-        silence.begin()
 
     def _leave(self) -> None:
         self._num_running -= 1

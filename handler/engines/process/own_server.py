@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from handler.engines.process.supervisor import (
     descendants,
     end_with_process,
     end_with_this_process,
+    marked,
     open_process,
 )
 from handler.engines.remote.servers import Failed
@@ -27,7 +32,11 @@ _GRACE = 5.0  # seconds for the engine to report the end of its server and to en
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MAX_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
+MARK = "LMI_ENGINE_MARK"
+"""The variable that marks all processes of a server, whatever session they begin."""
 _BREAK = re.compile(rb"[\r\n]")
+_MOST_LINES = 1000  # lines of a server in the log per period; more would fill disks, and hide all other lines
+_PERIOD = 10.0  # seconds
 
 
 class OwnServer:
@@ -38,8 +47,8 @@ class OwnServer:
         name: name of the server in the log. The command is not logged, because its flags may contain secrets.
         command: command that starts the server, without the port.
         environment: environment of the server.
-        read_line: function that receives each line of the server's output, on a thread. By default, the server writes
-            to the output of the engine.
+        read_line: function that receives each line of the server's output, on a thread, and returns what to log, or ""
+            for nothing. By default, the server writes to the output of the engine.
 
     Attributes:
         end: file descriptor that becomes readable when the server ends; None before `watch`, or if the system cannot
@@ -52,7 +61,7 @@ class OwnServer:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        read_line: Callable[[str], None] | None = None,
+        read_line: Callable[[str], str] | None = None,
     ) -> None:
         with socket.create_server((LOOPBACK, 0)) as free:
             self._port = free.getsockname()[1]
@@ -60,6 +69,7 @@ class OwnServer:
         self._name = name
         self._command = [*command, "--host", LOOPBACK, "--port", str(self._port)]
         self._environment = environment
+        self._mark = secrets.token_hex(16)
         self._read_line = read_line
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -72,7 +82,7 @@ class OwnServer:
         Raises:
             OSError: the program cannot be run.
         """
-        end_with_this_process()
+        end_with_this_process(self._mark)
         output = None if self._read_line is None else subprocess.PIPE
         with _default_signals():
             self._process = subprocess.Popen(
@@ -81,10 +91,10 @@ class OwnServer:
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 cwd="/",
-                env=self._environment,
+                env={**self._environment, MARK: self._mark},
             )
         if self._read_line is not None and self._process.stdout is not None:
-            arguments = (self._process.stdout, self._read_line)
+            arguments = (self._process.stdout, self._read_line, LineWriter(self._name))
             self._reader = threading.Thread(target=_read_lines, args=arguments, name="server-output", daemon=True)
             self._reader.start()
 
@@ -146,13 +156,15 @@ class OwnServer:
         if self._process is None:
             return
         self._stop_watch()
-        others = _open_all(descendants(self._process.pid)) if _TCP[0].exists() else []
+        # A script may have started the server in another session, or may have left it without a parent.
+        others = {*descendants(self._process.pid), *marked(self._mark)} if _TCP[0].exists() else ()
+        opened = _open_all(others)
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self._process.kill()
         self._process.wait()
-        _kill_all(others)
+        _kill_all(opened)
         if self.end is not None:
             os.close(self.end)
             self.end = None
@@ -180,23 +192,95 @@ def _kill_all(processes: Iterable[int]) -> None:
         os.close(fd)
 
 
-def _read_lines(output: IO[bytes], read_line: Callable[[str], None]) -> None:
-    """Pass the lines of a server's output to a function until the output ends. Long lines are cut."""
+class LineWriter:
+    """Writes lines to standard error, but at most `_MOST_LINES` per `_PERIOD`. One line tells how many were left out.
+
+    Lines are also left out while nobody reads standard error. Otherwise, the server would wait for that too.
+
+    Args:
+        name: name of the server.
+
+    Attributes:
+        num_left_out: number of lines left out that were not told yet.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.num_left_out = 0
+        self._name = name
+        self._began = time.monotonic()
+        self._num_written = 0
+
+    @property
+    def seconds_left(self) -> float:
+        """Number of seconds until the end of this period."""
+        return max(self._began + _PERIOD - time.monotonic(), 0.0)
+
+    def write(self, line: str) -> None:
+        """Write a line, or leave it out."""
+        if not self.seconds_left:
+            self.end_period()
+        if self._num_written < _MOST_LINES and _accepts_line(sys.stderr):
+            self._num_written += 1
+            _print(line)
+        else:
+            self.num_left_out += 1
+
+    def end_period(self) -> None:
+        """Write how many lines were left out, and begin the next period."""
+        if self.num_left_out and _accepts_line(sys.stderr):
+            _print(f"WARNING {self._name}: {self.num_left_out} lines are left out, because there were too many")
+            self.num_left_out = 0
+        self._began = time.monotonic()
+        self._num_written = 0
+
+
+def _accepts_line(stream: TextIO) -> bool:
+    """Return whether a short line can be written to a stream without waiting."""
+    try:
+        return _is_ready(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # no file descriptor
+        return True
+
+
+def _is_ready(fd: int, event: int, seconds: float = 0.0) -> bool:
+    """Return whether a file descriptor is ready within a number of seconds."""
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _print(line: str) -> None:
+    with suppress(OSError, ValueError):  # nobody will ever read it; the server's output must be read nevertheless
+        print(line, file=sys.stderr, flush=True)
+
+
+def _read_lines(output: IO[bytes], read_line: Callable[[str], str], writer: LineWriter) -> None:
+    """Log the lines of a server's output until it ends. Long lines are cut."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
     partial = b""
     with output:
-        while data := os.read(output.fileno(), 1 << 16):
+        while data := _read(output.fileno(), writer):
             *lines, rest = _BREAK.split(data)
             for line in lines:
-                _pass_on(partial + line, read_line)
+                _pass_on(partial + line, read_line, writer)
                 partial = b""
             partial = (partial + rest)[: _MAX_LINE + 1]
-    _pass_on(partial, read_line)
+    _pass_on(partial, read_line, writer)
+    writer.end_period()
 
 
-def _pass_on(line: bytes, read_line: Callable[[str], None]) -> None:
+def _read(fd: int, writer: LineWriter) -> bytes:
+    """Read from a server's output. If the server is silent, tell how many lines were left out before."""
+    while writer.num_left_out and not _is_ready(fd, select.POLLIN, writer.seconds_left):
+        writer.end_period()
+    return os.read(fd, 1 << 16)
+
+
+def _pass_on(line: bytes, read_line: Callable[[str], str], writer: LineWriter) -> None:
     if text := line[:_MAX_LINE].decode(errors="replace").strip():
-        read_line(text + " ..." if len(line) > _MAX_LINE else text)
+        text = text + " ..." if len(line) > _MAX_LINE else text
+        if logged := read_line(text):
+            writer.write(logged)
 
 
 @contextmanager

@@ -488,37 +488,46 @@ class EngineSupervisor:
 
 # Linux signals its parent's death to the watcher. All other signals are blocked, as the signal that ends the engine may
 # be sent to its whole group. The watcher kills all processes of the session that the engine's process leads, because
-# Open MPI 5 gives each MPI worker a process group of its own, but not a session. It spares Python's resource trackers,
-# which free the shared memory of killed processes and then end by themselves. It makes several passes, as processes
-# may be starting others.
+# Open MPI 5 gives each MPI worker a process group of its own, but not a session. It also kills all processes that have
+# the engine's mark in their environment, because a script may start a server in another session. It spares Python's
+# resource trackers, which free the shared memory of killed processes and then end by themselves. It makes several
+# passes, as processes may be starting others.
 _WATCHER = """
 import ctypes, os, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 ctypes.CDLL(None).prctl(1, signal.SIGUSR2)
 while os.getppid() == int(sys.argv[1]):
     signal.sigtimedwait([signal.SIGUSR2], 5)
+
+def read(pid, name):
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read()
+
+def is_of_engine(pid):
+    return os.getsid(pid) == os.getsid(0) or any(mark.encode() in read(pid, "environ") for mark in sys.argv[2:])
+
 for _ in range(20):
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         try:
-            if pid != os.getpid() and os.getsid(pid) == os.getsid(0):
-                with open(f"/proc/{pid}/cmdline", "rb") as command:
-                    if b"resource_tracker" not in command.read():
-                        os.kill(pid, signal.SIGKILL)
+            if pid != os.getpid() and is_of_engine(pid) and b"resource_tracker" not in read(pid, "cmdline"):
+                os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
     time.sleep(0.05)
 """
 
 
-def end_with_this_process() -> None:
+def end_with_this_process(*marks: str) -> None:
     """When this process ends, even if it is killed, end all processes in its session.
+
+    On Linux, processes in other sessions end too if their environment contains one of `marks`.
 
     An engine that is killed cannot stop its own workers, which would keep the GPU memory that the next engine needs.
     This function has no effect unless this process leads its session, as `supervisor.py` arranges. Any other session
     might contain processes that do not belong to the engine.
     """
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
-        subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid())], stdin=subprocess.DEVNULL)
+        subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid()), *marks], stdin=subprocess.DEVNULL)
 
 
 def end_with_children() -> Callable[[], None]:
@@ -599,6 +608,14 @@ def open_process(pid: int) -> int | None:
     except OSError as error:  # a kernel before 5.3, or a container that forbids it
         print(f"the engine's process {pid} is not watched: {error}", file=sys.stderr, flush=True)
         return None
+
+
+def marked(mark: str) -> Iterator[int]:
+    """Yield the ids of all processes whose environment contains a mark."""
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it has just ended, or it is another user's
+            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                yield pid
 
 
 def descendants(parent: int) -> Iterator[int]:

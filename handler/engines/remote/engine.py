@@ -315,7 +315,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         for attempt in range(len(self._servers) + _ATTEMPTS - 1, 0, -1):
             server = self._choose(tries, busy)
             if tries[server]:
-                await asyncio.sleep(_PAUSE * 2 ** (tries[server] - 1))
+                with running.silence.hold():
+                    await asyncio.sleep(_PAUSE * 2 ** (tries[server] - 1))
             tries[server] += 1
             server.outstanding += num_tokens
             try:

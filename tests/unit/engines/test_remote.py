@@ -460,6 +460,13 @@ def test_a_silent_server_is_given_up(several: Make) -> None:
     assert engine.servers[0].outstanding == 0
 
 
+def test_the_pause_before_another_attempt_is_no_silence(several: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr("handler.engines.remote.engine._PAUSE", 0.6)
+    engine = several([FAILED], max_silence=0.3)
+    assert end_of(engine).finish is Finish.LENGTH
+    assert engine.asked == [0, 0]
+
+
 def test_an_end_that_is_held_back_is_not_lost_with_its_server(several: Make) -> None:
     for after in (NOTHING, Failed("broke down")):
         engine = several([HELD, after], max_silence=0.05)

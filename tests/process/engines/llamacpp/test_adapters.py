@@ -241,6 +241,31 @@ def test_groups_take_turns() -> None:
     assert asyncio.run(play()) == ["a1", "a2", "b1", "b2", "b3", "a3", "a4"]
 
 
+def test_waiting_for_a_slot_is_no_silence_however_short_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    async def play() -> list[float]:
+        slots, silence, found = Slots(1), Silence(), list[float]()
+
+        async def second() -> None:
+            async with slots.occupy(silence):
+                clock[0] += 0.75  # the server computes
+                found.append(silence.look())
+
+        async with slots.occupy(Silence()):
+            clock[0] += 0.25  # before it waits
+            task = asyncio.create_task(second())
+            for _ in range(5):
+                await asyncio.sleep(0)
+                clock[0] += 1.0
+                found.append(silence.look())
+        await task
+        return found
+
+    assert asyncio.run(play()) == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
 def test_a_cancelled_first_in_line_makes_room() -> None:
     async def play() -> list[str]:
         slots, order, leaving = Slots(3), list[str](), asyncio.Event()

@@ -100,7 +100,9 @@ def both(request: pytest.FixtureRequest) -> Both:
 
 
 @contextlib.contextmanager
-def engine(model: Path | None, *servers: Served, timeout: float = PATIENCE, **options: Any) -> Iterator[LlamaCppEngine]:
+def engine(
+    model: Path | None, *servers: Served, timeout: float = PATIENCE, caches: bool | None = None, **options: Any
+) -> Iterator[LlamaCppEngine]:
     given = {
         "base_url": tuple(f"{server.url}/v1" for server in servers),
         "base_url_kind": "llamacpp",
@@ -108,7 +110,7 @@ def engine(model: Path | None, *servers: Served, timeout: float = PATIENCE, **op
         "base_url_timeout": timeout,
         **options,
     }
-    found = openai_engine.load(EngineConfig(Config(engine_options=given), model=model))
+    found = openai_engine.load(EngineConfig(Config(enable_prefix_caching=caches, engine_options=given), model=model))
     assert isinstance(found, LlamaCppEngine)
     try:
         yield found
@@ -377,6 +379,17 @@ def test_the_end_has_how_much_of_the_prompt_was_cached(both: Both) -> None:
         assert others[0].extras is None
 
 
+@pytest.mark.parametrize("scored", [False, True])
+def test_earlier_prompts_are_not_reused_if_the_operator_forbids_it(both: Both, *, scored: bool) -> None:
+    prompt = prompts(both.server, 1)[0] * 5
+    with engine(both.model, both.server, caches=False) as found:
+        for _ in range(2):
+            extras = details(found, SAMPLING._replace(logprobs=scored), prompt)["extras"]
+            assert extras is None or not extras.num_cached_tokens
+    if isinstance(both.server, LlamaServer):
+        assert not any(body["cache_prompt"] for body in both.server.received)
+
+
 # -- structured output ------------------------------------------------------------------------------------------------
 
 
@@ -470,7 +483,7 @@ def test_a_cancel_frees_the_slot_at_once(server: LlamaServer, model: Path) -> No
 def test_requests_beyond_the_slots_wait_here_and_are_not_silent(server: LlamaServer, model: Path) -> None:
     server.pace = 0.1
     sampling = SAMPLING._replace(ignore_eos=True, max_new_tokens=12)
-    with engine(model, server, timeout=2.0) as found, mock.patch("handler.engines.llamacpp.slots._LOOK", 0.1):
+    with engine(model, server, timeout=2.0) as found:
         keys = range(1, 17)
         for key in keys:
             found.add(EngineRequest(key, PROMPT, sampling))
@@ -690,6 +703,32 @@ def test_a_long_prompt_has_the_servers_own_answer(both: Both) -> None:
     prompt = long_prompt(both.server)
     with engine(both.model, both.server) as found:
         assert ask(found, prompt=prompt).ids == own(both.server, prompt)["tokens"]
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["slots", "no slots"])
+def test_a_whole_response_is_not_silence_while_it_is_computed(server: LlamaServer, model: Path, *, tells: bool) -> None:
+    server.pace, server.tells_slots = 0.1, tells
+    text = "ab" * 30
+    rule = StructuredOutput("choice", json.dumps([text]))
+    sampling = SAMPLING._replace(max_new_tokens=60, logprobs=True, structured_output=rule)
+    with engine(model, server, timeout=2.0) as found:
+        result = ask(found, sampling)
+        assert server.received[-1]["stream"] is False or server.received[-1]["n_predict"] == 1
+        if tells:
+            assert b"".join(server.pieces[id] for id in result.ids) == text.encode()
+        else:
+            assert "sent no token for 2 s" in result.error
+
+
+def test_a_whole_response_of_a_server_whose_slots_stand_still_is_silence(server: LlamaServer, model: Path) -> None:
+    server.pace = 0.01
+    sampling = SAMPLING._replace(logprobs=True, structured_output=StructuredOutput("choice", '["ab"]'))
+    with engine(model, server, timeout=1.0) as found:
+        assert ask(found, sampling).finish is Finish.EOS
+        server.scripts = [[HANG]]
+        asked = server.asked["/slots"]
+        assert "sent no token for 1 s" in ask(found, sampling, key=2).error
+        assert server.asked["/slots"] > asked + 1
 
 
 def test_a_silent_server_fails_the_request(server: LlamaServer) -> None:

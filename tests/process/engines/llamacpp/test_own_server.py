@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -231,7 +232,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: None
 
     monkeypatch.setattr(own_server, "end_with_process", end_with_process)
-    monkeypatch.setattr(own_server, "end_with_this_process", lambda: None)
+    monkeypatch.setattr(own_server, "end_with_this_process", lambda mark: None)
 
 
 @pytest.mark.usefixtures("alone")
@@ -255,15 +256,46 @@ def test_a_port_that_was_taken_just_now_is_not_used(model: Path, program: str, m
             found.process.stop()
 
 
+def wrapper(directory: Path, program: str, begin: str) -> str:
+    """A script that starts a program."""
+    file = directory / "wrapper"
+    file.write_text(f'#!/bin/sh\n{begin}{program} "$@"\ntrue\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_a_server_in_another_session_ends_with_an_engine_that_is_killed(
+    model: Path, program: str, tmp_path: Path
+) -> None:
+    script = wrapper(tmp_path, program, "setsid -w ")
+    engine = EngineSupervisor(Spec("llamacpp", config(model, script)), load_timeout=60)
+    try:
+        pid = load(engine)
+        pids = {one for one, command in process_tree.descendants(pid).items() if "--port" in command}
+        outside = pids - {*process_tree.in_session(pid)}
+        assert outside
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(process_tree.alive, pids)), 30, "the server outlives its engine")
+    finally:
+        engine.close()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_server_that_a_script_leaves_behind_ends_too(model: Path, tmp_path: Path) -> None:
+    script, pid = tmp_path / "script", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\nsetsid sleep 600 > {tmp_path}/output 2>&1 &\necho $! > {pid}\n")
+    script.chmod(0o755)
+    with pytest.raises(ConfigError, match="ended with status 0"):
+        child.start(config(model, str(script)))
+    wait_for(lambda: not process_tree.alive(int(pid.read_text())), 5, "it goes on without its script")
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("begin", ["", "setsid -w "], ids=["one session", "two sessions"])
 def test_a_server_that_a_script_starts_ends_with_the_script(
     model: Path, program: str, tmp_path: Path, begin: str
 ) -> None:
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\n{begin}{program} "$@"\ntrue\n')
-    wrapper.chmod(0o755)
-    found = child.start(config(model, str(wrapper)))
+    found = child.start(config(model, wrapper(tmp_path, program, begin)))
     pids = found.process._pids()
     assert len(pids) > 1
     found.process.stop()
@@ -282,18 +314,116 @@ def test_lines_of_the_log_are_short_and_without_keys(
     assert max(map(len, lines)) < 1100
 
 
-def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_about_requests_are_not_logged() -> None:
     quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
+    lines = "W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"
+    logged = []
     for log in (quiet, verbose):
-        log.is_loaded = True
-        for line in ("W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"):
-            log.read(line)
+        log.end_start()
+        logged += [text for line in lines if (text := log.read(line))]
         assert log.error == "srv send: broken"
-    assert capsys.readouterr().err.splitlines() == [
+    assert logged == [
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
         *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
     ]
+
+
+def running(boot: str, log: child.ServerLog) -> own_server.OwnServer:
+    """A program whose output is read as that of a llama-server."""
+    found = own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, log.read)
+    found.start()
+    return found
+
+
+FLOOD = "import sys, time\nfor n in range(3000): print('E line', n, 'x' * 500)\nprint('E the end', flush=True)\n"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
+def test_a_flood_of_lines_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, ends: bool
+) -> None:
+    monkeypatch.setattr(own_server, "_MOST_LINES", 5)
+    monkeypatch.setattr(own_server, "_PERIOD", 3600.0 if ends else 2.0)
+    server = running(FLOOD + ("" if ends else "time.sleep(3600)"), child.ServerLog())
+    lines, left_out = list[str](), list[int]()
+
+    def is_told() -> bool:
+        lines.extend(capfd.readouterr().err.splitlines())
+        left_out[:] = [int(line.split()[2]) for line in lines if "lines are left out" in line]
+        return sum(left_out) + len(lines) - len(left_out) == 3001
+
+    wait_for(is_told, 60, "the lines that were left out are not counted")
+    assert lines[0].startswith("ERROR llama-server: line 0 xxx")
+    assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines are left out, because there were too many"]
+    server.stop()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(1 << 12))
+    os.set_blocking(write, True)
+    with contextlib.suppress(BrokenPipeError), open(write, "w") as stderr, open(read, "rb") as unread:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        log = child.ServerLog()
+        server = running(FLOOD, log)
+        wait_for(lambda: server.exit_status == 0, 60, "the server waits for the reader of the log")
+        assert log.error.startswith("line 0 ")
+        unread.close()
+        server = running(FLOOD, log)
+        wait_for(lambda: server.exit_status == 0, 60, "the server waits for a reader that has gone")
+
+
+def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = child.ServerLog(), [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    for line in ("E first", "W warning", "E second"):
+        log.read(line)
+        clock[0] += 300
+    assert log.error == "first"
+    log.end_start()
+    assert log.error == "", "the server has started in spite of it"
+
+
+def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = child.ServerLog(), [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log.read("E of the start")
+    log.end_start()
+    clock[0] += 0.5
+    log.read("E of a request")
+    clock[0] += 11
+    assert log.error == "", "the request has long ended"
+    for line in ("E CUDA error: out of memory", "W a warning", "ggml.c:1: GGML_ASSERT(x) failed"):
+        log.read(line)
+        clock[0] += 0.5
+    clock[0] += 5  # it writes the stack
+    assert log.error == "CUDA error: out of memory", "the first error names the cause"
+    for _ in range(100):
+        log.read("E of many requests")
+        clock[0] += 0.9
+    log.read("E of the last request")
+    assert log.error == "of many requests"
+    clock[0] += 1.1
+    log.read("E the reason")
+    assert log.error == "the reason"
+    clock[0] += 11
+    assert log.error == ""
+
+
+def test_errors_without_a_pause_have_several_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = child.ServerLog(), [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log.end_start()
+    for number in range(100):
+        log.read(f"E {number}")
+        clock[0] += 0.5
+    assert 78 <= int(log.error) <= 99
 
 
 @in_one_test(
