@@ -193,10 +193,11 @@ _GIB = 1 << 30
 _CACHE_GIB = 4  # most memory of the KV cache if option.kv_cache_gib does not set it
 _PROMPTS_GIB = 8  # most memory of the prompt cache, as llama-server itself
 _LEAST_CONTEXT = 4096
-_STEP = 512
-"""Number of tokens that are computed before running requests get their next tokens, and long prompts report progress.
+_STEP, _STEP_OF_LARGE = 1024, 512
+"""Numbers of tokens that are computed before running requests get their next tokens, and long prompts report progress.
 
-llama-server computes 512 tokens at once too, but four times as many before it responds.
+The second is for files of more than 1 GiB per core, with which a step takes much longer. llama-server itself computes
+2,048 tokens. Fewer tokens are less efficient if several prompts arrive at once, because they are split more often.
 """
 _BATCH = 512  # tokens, as llama-server itself
 _MAX_BATCH = 8192  # tokens; larger batches need much more memory
@@ -285,6 +286,14 @@ def free_memory() -> int | None:
     return min(free, default=None)
 
 
+def step_tokens(config: EngineConfig) -> int:
+    """Return the number of prompt tokens that a server computes before it responds to other requests."""
+    file = config.weights_path
+    num_cores = num_threads() or os.cpu_count() or 1
+    is_large = gguf.size(file, gguf.check_parts(file).num_parts) > num_cores * _GIB
+    return config.options.max_num_batched_tokens or (_STEP_OF_LARGE if is_large else _STEP)
+
+
 def num_threads() -> int | None:
     """Return the number of cores that this process may use; None if it may use all of them.
 
@@ -334,7 +343,7 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         "LLAMA_ARG_N_PARALLEL": size.num_slots,
         "LLAMA_ARG_KV_UNIFIED": int(size.shared),
         "LLAMA_ARG_CACHE_RAM": size.prompts_mib,
-        "LLAMA_ARG_BATCH": _STEP,
+        "LLAMA_ARG_BATCH": step_tokens(config),
         "LLAMA_ARG_CTX_CHECKPOINTS": 0,  # b11434 can restore one that contains a token of another prompt
         "LLAMA_ARG_OFFLINE": 1,
         "LLAMA_ARG_UI": 0,
@@ -343,13 +352,12 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     if config.task is not Task.GENERATION:
         # A text must fit into one batch.
         batch = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MAX_BATCH)
-        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": batch, "LLAMA_ARG_UBATCH": batch}
+        most = config.options.max_num_batched_tokens or batch
+        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": batch}
         if config.task is Task.RERANK:
             variables["LLAMA_ARG_RERANKING"] = 1
     if threads is not None:
         variables["LLAMA_ARG_THREADS"] = threads
-    if config.options.max_num_batched_tokens:
-        variables["LLAMA_ARG_BATCH"] = config.options.max_num_batched_tokens
     verbosity = 3 if is_verbose(config) else 2
     for prefix in ("LLAMA_ARG_LOG_", "LLAMA_LOG_"):  # the second is of older releases
         values = {"PREFIX": 1, "TIMESTAMPS": 0, "COLORS": "off", "VERBOSITY": verbosity}

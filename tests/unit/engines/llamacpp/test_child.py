@@ -107,6 +107,17 @@ def test_a_process_may_have_fewer_cores_than_its_machine(tmp_path: Path, monkeyp
     assert child.num_threads() == 3
 
 
+def test_large_models_compute_fewer_tokens_at_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "num_threads", lambda: 2)
+    for size, tokens in ((2 * GIB, 1024), (2 * GIB + 1, 512)):
+        monkeypatch.setattr(gguf, "size", lambda first, parts, size=size: size)
+        assert child.step_tokens(config(file)) == tokens
+        assert child.step_tokens(config(file, max_num_batched_tokens=64)) == 64
+    monkeypatch.setattr(child, "num_threads", lambda: None)  # all of the machine's cores
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert child.step_tokens(config(file)) == 1024
+
+
 def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {
         "HF_TOKEN": "hf_x",
