@@ -121,8 +121,18 @@ def _top_k(sampling: Sampling, *more: Any) -> dict[str, Any]:
     return {"top_k": sampling.top_k, "top_p": sampling.top_p}
 
 
+_GREEDY = {
+    "temperature": 0.0,
+    "top_k": 1,
+    "samplers": ("penalties", "top_k"),
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+}
+"""The values for greedy responses. Each further sampler would read the whole vocabulary for each token."""
+
 _DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
+    "temperature": lambda sampling: {"temperature": sampling.temperature, "samplers": _SAMPLERS},
     "top_k": _top_k,
     "top_p": _top_k,
     "min_p": "min_p",
@@ -195,7 +205,7 @@ def _gbnf(text: str) -> dict[str, Any]:
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": lambda sampling, leg: {},  # `Leg.max_tokens`
     "min_new_tokens": lambda sampling, leg: {},  # `Leg.without_end`
-    "do_sample": drawn_or({"temperature": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}, _DRAWN),
+    "do_sample": drawn_or(_GREEDY, _DRAWN),
     "seed": _seed,
     "repetition_penalty": unless_neutral("repetition_penalty", "repeat_penalty"),
     "logit_bias": _bias,
