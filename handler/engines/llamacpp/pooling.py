@@ -19,6 +19,7 @@ from handler.core.numbers import is_digits
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
+from handler.engines.llamacpp.files import ARCHITECTURE
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
@@ -28,8 +29,11 @@ _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
 _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
-_OF_PROBABILITIES = ("qwen3", "qwen3_vl")
-"""Types of models whose scores llama.cpp converts to probabilities itself (`build_pooling` in src/llama-graph.cpp)."""
+_OF_PROBABILITIES = {"model_type": ("qwen3", "qwen3_vl"), ARCHITECTURE: ("qwen3", "qwen3vl")}
+"""Values in the config.json of models whose scores llama.cpp converts to probabilities itself.
+
+Source: `build_pooling` in src/llama-graph.cpp.
+"""
 
 
 class LlamaPooling(LlamaServers[PooledCall]):
@@ -44,7 +48,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         model = config.model_path
         files = read_pooling(model)
         self._files: PoolingFiles = files if (model / "modules.json").is_file() else files._replace(normalize=True)
-        self._is_probability = read_json(model / "config.json").get("model_type") in _OF_PROBABILITIES
+        described = read_json(model / "config.json")
+        self._is_probability = any(described.get(key) in values for key, values in _OF_PROBABILITIES.items())
         self._num_special = HfPoolingTokenizer(model).num_special(is_pair=True) if self._ranks else 0
         super().__init__(config)
         max_tokens = self._files.limit(self.info.max_total_tokens)
