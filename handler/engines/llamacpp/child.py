@@ -108,9 +108,13 @@ class LlamaSetting:
         """Return the directory of the model's tokenizer, chat template and configuration; see `engines.prepare`.
 
         Raises:
-            ConfigError: there is no model, or its file is incomplete.
+            ConfigError: there is no model, its file is incomplete, or it is not a model for the task.
         """
-        return model_directory(self.weights(model_id))
+        file = self.weights(model_id)
+        if config.task is Task.RERANK and not gguf.check_parts(file).has_head:
+            reason = f"{file} is no reranker: it contains no matrix that scores texts"
+            raise _wrong("option.task", f"option.task={config.options.task}: {reason}")
+        return model_directory(file)
 
     @staticmethod
     def weights(model_id: str | None) -> Path:
@@ -345,6 +349,8 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": batch, "LLAMA_ARG_UBATCH": batch}
         if config.task is Task.RERANK:
             variables["LLAMA_ARG_RERANKING"] = 1
+        elif config.options.pooling != "auto":
+            variables["LLAMA_ARG_POOLING"] = config.options.pooling
     if threads is not None:
         variables["LLAMA_ARG_THREADS"] = threads
     if config.options.max_num_batched_tokens:
@@ -414,11 +420,15 @@ _LINE = re.compile(r"(?:[0-9.]+ )?([DIWE]) +(?=\S)")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _FAILS = re.compile(r"(?i)(\S+: )*error|terminate called|\S+: .*: version .* not found|.*(assert|abort|out of memory)")
 """Matches the errors that llama-server, its libraries and the system's loader write without a level."""
+_RESPONDS = re.compile(r"srv +send_error:")
+"""Matches the errors with which llama-server responds to a request."""
 _LONGEST_REASON = 400
 
 
 class ServerLog:
     """Writes the lines of a server's output to the log of the engine, and keeps the first error.
+
+    An error of one request is not the server's. The server also sends it in response, and this handler reports it.
 
     Args:
         hidden: words that are masked.
@@ -440,9 +450,12 @@ class ServerLog:
         match = _LINE.match(line)
         text = log_words(line[match.end() :] if match else line, self._hidden)
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
+        if _RESPONDS.match(text):
+            level = "DEBUG"
         if level == "ERROR" and not self.error:
             self.error = text[:_LONGEST_REASON]
-        if self._is_verbose or not self.is_loaded or level == "ERROR":
+        is_of_start = not self.is_loaded and level != "DEBUG"
+        if self._is_verbose or is_of_start or level == "ERROR":
             print(f"{level} {NAME}: {text}", file=sys.stderr, flush=True)
 
 

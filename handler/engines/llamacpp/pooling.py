@@ -27,6 +27,11 @@ from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, Re
 
 _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
+_NO_ROOM = "exceeds the available context size"
+"""The response to a text that a server may divide, and that leaves no room in the context for one more token.
+
+It divides texts of decoders that pool by the last token (`can_split`). Others may fill the context.
+"""
 _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
 _OF_PROBABILITIES = {"model_type": ("qwen3", "qwen3_vl"), ARCHITECTURE: ("qwen3", "qwen3vl")}
@@ -68,7 +73,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         except Refused as error:
             raise Failed(f"answered {error.status}", error.words, lasts=True) from None
         if len(embeddings) != 1:
-            raise Failed("does not pool", "start it with --pooling, for example `--pooling mean`", lasts=True)
+            remedy = "set option.pooling" if self._child else "start it with --pooling, for example `--pooling mean`"
+            raise Failed("does not pool", remedy, lasts=True)
         return model._replace(dimensions=len(embeddings[0]))
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -111,8 +117,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         """
         try:
             await self._post(url, "/embedding", _embedding([_ANY_ID] * (context + 1)))
-        except Refused:
-            return context
+        except Refused as error:
+            return context - 1 if _NO_ROOM in error.words else context
         except Failed as error:
             if (batch := _batch_size(error.detail)) is None:
                 raise

@@ -286,11 +286,14 @@ def test_warnings_about_requests_are_not_written(capsys: pytest.CaptureFixture[s
     quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
     for log in (quiet, verbose):
         log.is_loaded = True
+        log.read("E srv    send_error: task id = 0, error: input (513 tokens) is too large to process")
+        assert log.error == "", "the client gets this error"
         for line in ("W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"):
             log.read(line)
         assert log.error == "srv send: broken"
     assert capsys.readouterr().err.splitlines() == [
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
+        "DEBUG llama-server: srv send_error: task id = 0, error: input (513 tokens) is too large to process",
         *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
     ]

@@ -173,6 +173,14 @@ def test_embeddings_are_the_servers_own(embedder: Both) -> None:
         assert numbers(ask(found, follows)) == pytest.approx(raw, rel=1e-6), "modules.json has no module Normalize"
 
 
+@pytest.mark.parametrize(("pooling", "most"), [("mean", 40), ("last", 39)])
+def test_a_server_that_may_divide_texts_needs_room_for_one_more_token(bert: Path, pooling: str, most: int) -> None:
+    with double(pooling) as server, engine(config(bert, Task.EMBEDDING, server)) as found:
+        assert found.info.max_total_tokens == most
+        ids = [2, *[5] * (most - 2), 3]
+        assert numbers(ask(found, ids=ids)) == pytest.approx(embedding(server, ids), abs=1e-6)
+
+
 @REAL
 def test_embeddings_are_those_of_transformers(embedder: Both) -> None:
     server, model, task = embedder
@@ -273,6 +281,8 @@ def test_what_no_server_of_the_kind_computes_is_refused_before_the_start(bert: P
         changes: list[tuple[Task, dict[str, Any], str]] = [
             (Task.CLASSIFICATION, {}, "llama-server returns only one score per text"),
             (Task.EMBEDDING, {"pooling": "cls"}, "option.pooling=cls: the server pools; start it with `--pool"),
+            (Task.EMBEDDING, {"pooling": "max"}, "option.pooling=max: llama-server supports cls, last, mean"),
+            (Task.RERANK, {"pooling": "mean"}, "option.pooling=mean: it applies only to embeddings"),
         ]
         for task, change, words in changes:
             with pytest.raises(ConfigError, match=words):
