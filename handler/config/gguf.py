@@ -30,6 +30,8 @@ _PART = re.compile("-[0-9]{5}-of-")  # in the name of a file of a model in sever
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
 _TOKENS = b"tokenizer.ggml.tokens"
+_HEADS = frozenset({b"cls.weight", b"cls.output.weight"})
+"""Names of the matrices with which llama.cpp scores texts. A model has one of them, or both."""
 _NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
 _MODEL, _MERGES = b"tokenizer.ggml.model", b"tokenizer.ggml.merges"
 _SCORES, _KINDS = b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type"
@@ -264,7 +266,7 @@ def check_parts(first: Path) -> Header:
         ValueError: if a part is missing, is truncated or broken, or if the file is not the first part of a model.
     """
     header = _check_size(first, _check_model)
-    parts, tensors = contents_of(header.values)[1], [*header.tensors]
+    parts, tensors, has_head = contents_of(header.values)[1], [*header.tensors], header.has_head
     for path in _part_paths(first, parts)[1:]:
         if not path.is_file():
             raise ValueError(f"{path} is missing: the model has {parts} parts")
@@ -272,7 +274,8 @@ def check_parts(first: Path) -> Header:
         if contents_of(other.values)[1] != parts:
             raise ValueError(f"{path} does not belong to {first}, which has {parts} parts")
         tensors += other.tensors
-    return Header(header.values, tensors)
+        has_head = has_head or other.has_head
+    return Header(header.values, tensors, has_head)
 
 
 def size(first: Path, parts: int) -> int:
@@ -319,7 +322,7 @@ def _check_size(path: Path, check: Callable[[Path, Mapping[bytes, object]], None
         if check is not None:
             check(path, values)
         tensors = [*_tensors(file, num_tensors)]
-        last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=0)
+        last = max((offset + _size(shape, type) for _, shape, type, offset in tensors), default=0)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
             raise ValueError(f"{path} is broken: its alignment is not a number")
@@ -328,7 +331,7 @@ def _check_size(path: Path, check: Callable[[Path, Mapping[bytes, object]], None
         size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
     if size < needed:
         raise ValueError(f"{path} is cut short: it has {size:,} bytes, but its header describes {needed:,}")
-    return Header(values, [(shape, type) for shape, type, _ in tensors])
+    return Header(values, [(shape, type) for _, shape, type, _ in tensors], _has_head(tensors))
 
 
 def _check_whole(path: Path, values: Mapping[bytes, object]) -> None:
@@ -445,10 +448,12 @@ class Header(NamedTuple):
         values: the key-value pairs. The value is None for a list of strings, and for a list of numbers with more items
             than any model has layers.
         tensors: the shape and the ggml type number of each tensor.
+        has_head: whether the model has a head that scores texts, as rerankers and classifiers do.
     """
 
     values: Mapping[bytes, object]
     tensors: Sequence[tuple[Sequence[int], int]]
+    has_head: bool = False
 
     @property
     def architecture(self) -> str:
@@ -483,7 +488,8 @@ def read_header(file: BinaryIO) -> Header:
     """
     num_tensors, num_values = _begin(file)
     values = dict(_pairs(file, num_values))
-    return Header(values, [(shape, kind) for shape, kind, _ in _tensors(file, num_tensors)])
+    tensors = [*_tensors(file, num_tensors)]
+    return Header(values, [(shape, kind) for _, shape, kind, _ in tensors], _has_head(tensors))
 
 
 def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
@@ -517,14 +523,18 @@ def _pairs(
         _check_end(file)
 
 
-def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
-    """Yield the shape, type and offset of each tensor."""
+def _has_head(tensors: Iterable[tuple[bytes, list[int], int, int]]) -> bool:
+    return any(name in _HEADS for name, _, _, _ in tensors)
+
+
+def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[bytes, list[int], int, int]]:
+    """Yield the name, shape, type and offset of each tensor."""
     for _ in range(count):
-        _string(file)
+        name = _string(file)
         if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
             raise ValueError(f"{file.name} is broken: its header has a tensor of {num_dimensions:,} dimensions")
         shape = [_read(file, "Q") for _ in range(num_dimensions)]
-        yield shape, _read(file, "I"), _read(file, "Q")
+        yield name, shape, _read(file, "I"), _read(file, "Q")
         _check_end(file)
 
 

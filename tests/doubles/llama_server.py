@@ -362,9 +362,12 @@ class LlamaServer:
         return [value / norm for value in found]
 
     def _check_pooled(self, count: int) -> None:
-        if count > self.batch:
+        if count > self.batch and self.pooling != "last":
             words = f"input ({count} tokens) is too large to process. increase the physical batch size (current batch"
             raise Refusal(f"{words} size: {self.batch})", "server_error", 500)
+        if self.pooling == "last" and count >= self.context:  # it can be divided, as a prompt
+            words = f"request ({count} tokens) exceeds the available context size ({self.context} tokens)"
+            raise Refusal(f"{words}, try increasing it", "exceed_context_size_error")
         if count > self.context:
             words = f"input ({count} tokens) is larger than the max context size ({self.context} tokens). skipping"
             raise Refusal(words, "exceed_context_size_error")

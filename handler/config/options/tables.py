@@ -151,7 +151,7 @@ class Options:
     async_mode: bool | None = option(true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
     task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto reads it from the model's configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "normalize embeddings to length 1 unless a request says otherwise", "normalize")
-    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto reads it from the model's files", "pooling")
+    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm, not llamacpp); auto reads it from the model's files", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available, f32 for GGUF files of up to 1 GiB)", "option.data_type")
     tensor_parallel_degree: str = option(integer_or("max", 1), "1", "number of devices for a model, or max; openvino, openai and grpc accept only 1 or max", "option.tensor_parallel_size")
     replicas: str = option(integer_or("auto", 1, 256), "1", "number of engine replicas behind one queue (scaling.md); auto starts as many as the devices allow")

@@ -107,9 +107,13 @@ class LlamaSetting:
         """Return the directory of the model's tokenizer, chat template and configuration; see `engines.prepare`.
 
         Raises:
-            ConfigError: there is no model, or its file is incomplete.
+            ConfigError: there is no model, its file is incomplete, or it is not a model for the task.
         """
-        return model_directory(self.weights(model_id))
+        file = self.weights(model_id)
+        if config.task is Task.RERANK and not gguf.check_parts(file).has_head:
+            reason = f"{file} is no reranker: it contains no matrix that scores texts"
+            raise _wrong("option.task", f"option.task={config.options.task}: {reason}")
+        return model_directory(file)
 
     @staticmethod
     def weights(model_id: str | None) -> Path:
@@ -356,6 +360,8 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": batch}
         if config.task is Task.RERANK:
             variables["LLAMA_ARG_RERANKING"] = 1
+        elif config.options.pooling != "auto":
+            variables["LLAMA_ARG_POOLING"] = config.options.pooling
     if threads is not None:
         variables["LLAMA_ARG_THREADS"] = threads
     verbosity = 3 if is_verbose(config) else 2
@@ -423,6 +429,8 @@ _LINE = re.compile(r"(?:[0-9.]+ )?([DIWE]) +(?=\S)")
 _LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _FAILS = re.compile(r"(?i)(\S+: )*error|terminate called|\S+: .*: version .* not found|.*(assert|abort|out of memory)")
 """Matches the errors that llama-server, its libraries and the system's loader write without a level."""
+_RESPONDS = re.compile(r"srv +send_error:")
+"""Matches the errors with which llama-server responds to a request."""
 _LONGEST_REASON = 400
 _SAME_CAUSE = 1.0  # maximum seconds between two errors of one cause, of which the first names it
 _LONGEST_CAUSE = 10.0  # seconds after which further errors have another cause, even without a pause
@@ -434,6 +442,8 @@ class ServerLog:
 
     Until the server has loaded its model, that is its first error. A server that has loaded continues after most errors
     of requests, so only recent errors may end it.
+
+    An error of one request is not the server's. The server also sends it in response, and this handler reports it.
 
     Args:
         hidden: words that are masked.
@@ -466,9 +476,12 @@ class ServerLog:
         match = _LINE.match(line)
         text = log_words(line[match.end() :] if match else line, self._hidden)
         level = _LEVELS[match[1]] if match else "ERROR" if _FAILS.match(line) else "INFO"
+        if _RESPONDS.match(text):
+            level = "DEBUG"
         if level == "ERROR":
             self._keep(text[:_LONGEST_REASON])
-        is_logged = self._is_verbose or not self.is_loaded or level == "ERROR"
+        is_of_start = not self.is_loaded and level != "DEBUG"
+        is_logged = self._is_verbose or is_of_start or level == "ERROR"
         return f"{level} {NAME}: {text}" if is_logged else ""
 
     def _keep(self, error: str) -> None:

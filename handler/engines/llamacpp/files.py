@@ -17,11 +17,13 @@ from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary
 
 log = logging.getLogger("handler.engine")
 
-_RECIPE = b"llamacpp 1"  # part of every fingerprint: change it whenever the content of the directory changes
+_RECIPE = b"llamacpp 2"  # part of every fingerprint: change it whenever the content of the directory changes
 _TEMPLATE = "tokenizer.chat_template"
 _TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
 """Maps the name of a special token in a GGUF file to its name in tokenizer_config.json."""
 
+ARCHITECTURE = "gguf_architecture"
+"""The name of the file's architecture in config.json, such as `qwen3`."""
 _CONFIG: Mapping[str, object] = {"transformers_version": "5.0.0"}
 """There is no model_type, because transformers would replace the tokenizer with its own for some types. Because of the
 version, transformers does not take the tokenizer for one of Mistral's with a wrong pattern.
@@ -95,11 +97,13 @@ def _write(source: Path, target: Path) -> None:
     _check(source, tokenizer)
     target.mkdir(parents=True)
     length = gguf.find_context_length(header.values.items())
+    architecture = _text(header.values.get(b"general.architecture"))
+    described = {ARCHITECTURE: architecture, "max_position_embeddings": length}
     files = {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": _tokenizer_config(vocabulary, header.values, length),
         "generation_config.json": _generation_config(vocabulary),
-        "config.json": {**_CONFIG, "vocab_size": len(vocabulary.texts), "max_position_embeddings": length},
+        "config.json": {**_CONFIG, "vocab_size": len(vocabulary.texts), **described},
     }
     for name, content in files.items():
         (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

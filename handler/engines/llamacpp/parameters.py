@@ -226,16 +226,28 @@ CAPABILITIES = Capabilities(
 )
 
 
+_POOLINGS = ("cls", "last", "mean")
+"""Values of option.pooling that llama-server supports."""
+
+
 def check_pooling(config: EngineConfig) -> None:
-    """Raise ConfigError if llama-server does not support the model's task, or if option.pooling is set."""
+    """Raise ConfigError if llama-server does not support the model's task, or the value of option.pooling."""
     if config.task is Task.CLASSIFICATION:
         key = f"option.task={config.options.task}"
         message = f"{key}: the model is for {config.task.value}, but llama-server returns only one score per text"
         raise ConfigError(Problem("", "option.task", message))
-    if config.task is not Task.GENERATION and config.options.pooling != "auto":
-        key = f"option.pooling={config.options.pooling}"
-        message = f"{key}: omit the option, and start llama-server with `--pooling {config.options.pooling}`"
-        raise ConfigError(Problem("", "option.pooling", message))
+    pooling = config.options.pooling
+    if config.task is Task.GENERATION or pooling == "auto":
+        return
+    if config.task is not Task.EMBEDDING:
+        reason = "it applies only to embeddings; omit the option"
+    elif pooling not in _POOLINGS:
+        reason = f"llama-server supports {', '.join(_POOLINGS)}"
+    elif "base_url" in config.engine_options:
+        reason = f"omit the option, and start llama-server with `--pooling {pooling}`"
+    else:
+        return
+    raise ConfigError(Problem("", "option.pooling", f"option.pooling={pooling}: {reason}"))
 
 
 _IGNORED = frozenset((

@@ -19,6 +19,7 @@ from handler.core.numbers import is_digits
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
+from handler.engines.llamacpp.files import ARCHITECTURE
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
@@ -26,10 +27,18 @@ from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, Re
 
 _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
+_NO_ROOM = "exceeds the available context size"
+"""The response to a text that a server may divide, and that leaves no room in the context for one more token.
+
+It divides texts of decoders that pool by the last token (`can_split`). Others may fill the context.
+"""
 _NOT_SUPPORTED = "does not support"
 _ANY_ID = 0  # every vocabulary contains it
-_OF_PROBABILITIES = ("qwen3", "qwen3_vl")
-"""Types of models whose scores llama.cpp converts to probabilities itself (`build_pooling` in src/llama-graph.cpp)."""
+_OF_PROBABILITIES = {"model_type": ("qwen3", "qwen3_vl"), ARCHITECTURE: ("qwen3", "qwen3vl")}
+"""Values in the config.json of models whose scores llama.cpp converts to probabilities itself.
+
+Source: `build_pooling` in src/llama-graph.cpp.
+"""
 
 
 class LlamaPooling(LlamaServers[PooledCall]):
@@ -44,7 +53,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         model = config.model_path
         files = read_pooling(model)
         self._files: PoolingFiles = files if (model / "modules.json").is_file() else files._replace(normalize=True)
-        self._is_probability = read_json(model / "config.json").get("model_type") in _OF_PROBABILITIES
+        described = read_json(model / "config.json")
+        self._is_probability = any(described.get(key) in values for key, values in _OF_PROBABILITIES.items())
         self._num_special = HfPoolingTokenizer(model).num_special(is_pair=True) if self._ranks else 0
         super().__init__(config)
         max_tokens = self._files.limit(self.info.max_total_tokens)
@@ -63,8 +73,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         except Refused as error:
             raise Failed(f"answered {error.status}", error.words, lasts=True) from None
         if len(embeddings) != 1:
-            detail = "start it with --pooling, for example `--pooling mean`"
-            raise Failed("computes an embedding for each token instead of one for the text", detail, lasts=True)
+            remedy = "set option.pooling" if self._child else "start it with --pooling, for example `--pooling mean`"
+            raise Failed("computes an embedding for each token instead of one for the text", remedy, lasts=True)
         return model._replace(dimensions=len(embeddings[0]))
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -109,8 +119,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
         """
         try:
             await self._post(url, "/embedding", _embedding([_ANY_ID] * (context + 1)))
-        except Refused:
-            return context
+        except Refused as error:
+            return context - 1 if _NO_ROOM in error.words else context
         except Failed as error:
             if (batch := _batch_size(error.detail)) is None:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import gguf
 import pytest
 
+from handler.config.loader import read_config
+from handler.serving.check import check
 from tests.app.server import AppServer, serve
 from tests.checkpoints.pooling_gguf import write_gguf
 from tests.doubles import llama_server
@@ -22,6 +25,7 @@ from tests.process.engines.llamacpp.test_pooling import PIECES, Served, embeddin
 from tests.servers import http, options
 from tests.unit.engines.pooling_models import DOCUMENTS, QUERY, TEXTS, write_model
 
+OWN = options(f"option.llama_server={real.PROGRAM}", "option.llama_server_args=-t 1")
 WORDS = [" ".join(f"w{id}" for id in ids[1:-1]) for ids in TEXTS]
 
 
@@ -126,3 +130,41 @@ def test_scores_in_all_dialects(ranker: Front) -> None:
     num_kept = 32 if isinstance(ranker.upstream, RealServer) else 33  # beside the query, and 5 or 4 more
     kept = {"query": QUERY, "documents": [" ".join(["w5"] * num_kept)]}
     assert close(cut[0]["score"], own(ranker.upstream, "/rerank", kept)["results"][0]["relevance_score"])
+
+
+@REAL
+@pytest.mark.parametrize("pooling", ["auto", "last"])
+def test_the_engines_own_server_embeds(tmp_path: Path, pooling: str) -> None:
+    file = write_gguf(write_model(tmp_path, "bert"), "bert", gguf.PoolingType.MEAN)
+    flags = () if pooling == "auto" else ("--pooling", pooling)
+    with (
+        real.running(file, PIECES, 4, "--embeddings", *flags) as upstream,
+        serve(str(file), "--engine", "llamacpp", *OWN, *options(f"option.pooling={pooling}")) as server,
+    ):
+        server.wait_ready()
+        found = Front(server, upstream).post("/v1/embeddings", {"input": WORDS})
+        for entry, ids in zip(found["data"], TEXTS, strict=True):
+            assert close(entry["embedding"], embedding(upstream, ids))
+
+
+@REAL
+def test_the_engines_own_server_ranks(tmp_path: Path) -> None:
+    file = write_gguf(write_model(tmp_path, "xlm-roberta reranker"), "xlm-roberta reranker", gguf.PoolingType.RANK)
+    with (
+        real.running(file, PIECES, 4, "--reranking") as upstream,
+        serve(str(file), "--engine", "llamacpp", *OWN) as server,
+    ):
+        server.wait_ready()
+        body = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
+        found = {entry["index"]: entry["score"] for entry in Front(server, upstream).post("/rerank", body)}
+        for result in own(upstream, "/rerank", {"query": QUERY, "documents": DOCUMENTS})["results"]:
+            assert close(found[result["index"]], result["relevance_score"])
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta reranker"])
+def test_only_a_model_with_a_head_is_a_reranker(tmp_path: Path, name: str) -> None:
+    file = write_gguf(write_model(tmp_path, name), name, gguf.PoolingType.MEAN)
+    given = ["option.llm_engine=llamacpp", f"option.model_id={file}", "option.task=rerank"]
+    reading = read_config(overrides=[*given, f"option.llama_server={sys.executable}"], environ={})
+    problems = "".join(problem.message for problem in check(reading))
+    assert ("is no reranker: it contains no matrix that scores texts" in problems) is (name == "bert"), problems

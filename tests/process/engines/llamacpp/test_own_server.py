@@ -316,14 +316,16 @@ def test_lines_of_the_log_are_short_and_without_keys(
 
 def test_warnings_about_requests_are_not_logged() -> None:
     quiet, verbose = child.ServerLog(), child.ServerLog(is_verbose=True)
+    response = "E srv    send_error: task id = 0, error: input (513 tokens) is too large to process"
     lines = "W slot operator(): id 6", "I srv update: idle", "E srv send: broken", "E srv send: twice"
     logged = []
     for log in (quiet, verbose):
         log.end_start()
-        logged += [text for line in lines if (text := log.read(line))]
+        logged += [text for line in (response, *lines) if (text := log.read(line))]
         assert log.error == "srv send: broken"
     assert logged == [
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
+        "DEBUG llama-server: srv send_error: task id = 0, error: input (513 tokens) is too large to process",
         *("WARNING llama-server: slot operator(): id 6", "INFO llama-server: srv update: idle"),
         *("ERROR llama-server: srv send: broken", "ERROR llama-server: srv send: twice"),
     ]

@@ -21,9 +21,11 @@ from handler.core.errors import ConfigError
 from handler.core.values import FieldNames, Finish, Pooling, Request, Task, Truncation
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.pooling import encode_pooled
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
+from tests.checkpoints import byte_gguf
 from tests.checkpoints.pooling_gguf import write_gguf
 from tests.doubles import llama_server
 from tests.doubles.llama_server import HANG, LlamaServer
@@ -171,6 +173,14 @@ def test_embeddings_are_the_servers_own(embedder: Both) -> None:
         assert numbers(ask(found, follows)) == pytest.approx(raw, rel=1e-6), "modules.json has no module Normalize"
 
 
+@pytest.mark.parametrize(("pooling", "most"), [("mean", 40), ("last", 39)])
+def test_a_server_that_may_divide_texts_needs_room_for_one_more_token(bert: Path, pooling: str, most: int) -> None:
+    with double(pooling) as server, engine(config(bert, Task.EMBEDDING, server)) as found:
+        assert found.info.max_total_tokens == most
+        ids = [2, *[5] * (most - 2), 3]
+        assert numbers(ask(found, ids=ids)) == pytest.approx(embedding(server, ids), abs=1e-6)
+
+
 @REAL
 def test_embeddings_are_those_of_transformers(embedder: Both) -> None:
     server, model, task = embedder
@@ -230,14 +240,21 @@ def test_a_pair_is_cut_to_what_the_server_accepts(ranker: Both) -> None:
 
 
 def test_a_score_of_probabilities_is_not_converted(reranker: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
     for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((reranker / name).read_bytes())
-    described = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**described, "model_type": "qwen3"}))
-    with double("rank") as server, engine(config(tmp_path, Task.RERANK, server)) as found:
-        for normalize in (False, True):
-            pooling = SCORE._replace(texts=(QUERY, "w7"), normalize=normalize)
-            assert numbers(ask(found, pooling)) == pytest.approx([scored(server, "w7")], abs=1e-6)
+        (checkpoint / name).write_bytes((reranker / name).read_bytes())
+    described = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**described, "model_type": "qwen3"}))
+    files = [byte_gguf.make(tmp_path / name, name) / "model.gguf" for name in ("qwen3", "llama")]
+    models = [(checkpoint, True), *((model_directory(file), file.parent.name == "qwen3") for file in files)]
+    for model, is_probability in models:
+        with double("rank") as server, engine(config(model, Task.RERANK, server)) as found:
+            for normalize in (False, True):
+                pooling = SCORE._replace(texts=(QUERY, "w7"), normalize=normalize)
+                raw = scored(server, "w7")
+                converted = 1 / (1 + math.exp(-raw)) if normalize and not is_probability else raw
+                assert numbers(ask(found, pooling)) == pytest.approx([converted], abs=1e-6)
 
 
 @in_one_test(
@@ -276,6 +293,8 @@ def test_what_no_server_of_the_kind_computes_is_refused_before_the_start(bert: P
                 {"pooling": "cls"},
                 "option.pooling=cls: omit the option, and start llama-server with `--pooling cls`",
             ),
+            (Task.EMBEDDING, {"pooling": "max"}, "option.pooling=max: llama-server supports cls, last, mean"),
+            (Task.RERANK, {"pooling": "mean"}, "option.pooling=mean: it applies only to embeddings"),
         ]
         for task, change, words in changes:
             with pytest.raises(ConfigError, match=words):
