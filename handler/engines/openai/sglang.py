@@ -19,6 +19,7 @@ from handler.core.media import MEDIA
 from handler.core.values import Extras, Finish, Pooling, Sampling, new_digits
 from handler.engines.base import (
     JSON_TAGS,
+    NO_LORA,
     Alternatives,
     Capabilities,
     EngineRequest,
@@ -69,7 +70,7 @@ _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "pro
 SGLANG = Capabilities(
     frozenset({*_PARAMETERS, *_DRAWN, *_OF_THE_REQUEST}),
     _REASONS,
-    no_adapters="adapters are loaded by the server at option.base_url",
+    no_adapters=NO_LORA,
     no_media=_NO_MEDIA,
     structural_tags=JSON_TAGS,
     labels=True,
@@ -108,6 +109,7 @@ class SglangServer(NamedTuple):
         deterministic: whether it was started with --enable-deterministic-inference. Otherwise it ignores seeds.
         salts: whether its version separates the prefix cache by `extra_key`.
         preferred: names of the parameters for which --preferred-sampling-params sets defaults.
+        no_loading: why it cannot load adapters while it runs; "" if it can.
         max_tokens: limit for the prompt and the response together; None if not reported. SGLang silently shortens
             responses that exceed the context or the KV cache by a few tokens, and with --allow-auto-truncate prompts
             too. This limit, which it reports for prompts, is smaller by 4 than the one for all tokens.
@@ -117,6 +119,7 @@ class SglangServer(NamedTuple):
     deterministic: bool = False
     salts: bool = False
     preferred: tuple[str, ...] = ()
+    no_loading: str = ""
     max_tokens: int | None = None
 
     @classmethod
@@ -158,6 +161,7 @@ class SglangServer(NamedTuple):
                 bool(deterministic),
                 version is not None and tuple(map(int, version.groups())) >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
+                _no_loading(server),
                 None if (limit := server.get("max_req_input_len")) is None else max(int(limit), 1),
             )
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -183,6 +187,19 @@ class SglangServer(NamedTuple):
         return {**body, "rid": new_digits(), "sampling_params": parameters}
 
 
+def _no_loading(server: Mapping[str, Any]) -> str:
+    """Return why a server cannot load adapters while it runs, or "" if it can.
+
+    With several schedulers, SGLang refuses to load them. Of several tokenizer processes, only one would know them.
+    """
+    if not server.get("enable_lora"):
+        return "start it with --enable-lora, --max-lora-rank and --lora-target-modules"
+    several = (flag for flag in ("dp_size", "tokenizer_worker_num") if (server.get(flag) or 1) > 1)
+    if flag := next(several, None):
+        return f"with --{flag.replace('_', '-')} above 1, it loads adapters only from its --lora-paths"
+    return ""
+
+
 def depends_on_flags(body: Mapping[str, Any]) -> bool:
     """Return whether a server's flags decide whether it supports a request (see `SglangServer.check`)."""
     return "sampling_seed" in body["sampling_params"] or "extra_key" in body
@@ -195,6 +212,9 @@ class GenerateAnswer(EventAnswer):
     --incremental-streaming-output, formerly --stream-output; 0.5.2 sends new ones whatever its flag. So the number of
     tokens, which each event contains, decides.
 
+    Attributes:
+        adapter: the adapter of the request, or None.
+
     Raises:
         ValueError: the server does not support the request.
     """
@@ -202,6 +222,7 @@ class GenerateAnswer(EventAnswer):
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
         _check_size(request)
         super().__init__(body, request)
+        self.adapter = request.adapter
         self._request = request
         self._missed_stops = self._stops if misses_stops(request.sampling) else frozenset()
         self._last = -1

@@ -264,10 +264,10 @@ def test_no_prompt_or_response_is_cut(pool: int) -> None:
 # -- labels and adapters -----------------------------------------------------------------------------------------------
 
 
-def labels(found: SglangEngine, *ids: int) -> Output:
+def labels(found: SglangEngine, *ids: int, **more: Any) -> Output:
     """The outcome of a request for labels."""
     pooling = Pooling("labels", labels=tuple(map(str, ids)), label_ids=ids, cache_salt="tenant")
-    found.add(EngineRequest(1, PROMPT, pooling))
+    found.add(EngineRequest(1, PROMPT, pooling, **more))
     deadline = time.monotonic() + PATIENCE
     while not (others := found.step().others):
         assert time.monotonic() < deadline
