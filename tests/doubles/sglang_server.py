@@ -106,6 +106,8 @@ class SglangServer:
         stream_interval: its --stream-interval.
         reasons: whether its grammars wait for the end of a thought, id 4, as with --reasoning-parser before 0.5.
         grammar: whether it has a grammar back end.
+        tokenizes: whether it was started without --skip-tokenizer-init.
+        speculative: its --speculative-algorithm, or None. It then ignores `min_p`, which needs `certain` to be false.
         context, pool: tokens of its context, and of its KV cache.
         truncates: whether it was started with --allow-auto-truncate.
         name: its --served-model-name.
@@ -142,7 +144,8 @@ class SglangServer:
         self.key = self.admin_key = ""
         self.max_running, self.max_queued = 48, 1000
         self.stream_interval = 1
-        self.reasons, self.grammar = False, True
+        self.reasons, self.grammar, self.tokenizes = False, True, True
+        self.speculative: str | None = None
         self.model_info: Any = ...
         self.info: dict[str, Any] = {}
         self.context = 64
@@ -250,6 +253,7 @@ class SglangServer:
         if self.number >= _OLDEST_SEEDS:
             info["enable_deterministic_inference"] = self.deterministic
         info |= {"enable_lora": self.lora or None, "dp_size": self.dp_size, "tokenizer_worker_num": self.workers}
+        info |= {"skip_tokenizer_init": not self.tokenizes, "speculative_algorithm": self.speculative}
         return {**info, "disaggregation_mode": "null", "max_req_input_len": self.most - 5, **self.info}
 
     @property
@@ -421,6 +425,11 @@ class SglangServer:
             name: DEFAULTS.get(name) if value is None else value for name, value in {**DEFAULTS, **given}.items()
         }
         _verify(parameters)
+        if not self.tokenizes and parameters["min_new_tokens"]:
+            if self.number < (0, 5, 20):  # the scheduler dies
+                raise TypeError("'NoneType' object has no attribute 'additional_stop_token_ids'")
+            count = parameters["min_new_tokens"]
+            raise Refusal(f"min_new_tokens={count} is unavailable when skip_tokenizer_init=True (requires tokenizer")
         if len(body["input_ids"]) >= self.context and not self.truncates:
             count = len(body["input_ids"])
             raise Refusal(
@@ -448,7 +457,7 @@ class SglangServer:
 
     async def _run(self, rid: str, state: State) -> None:
         try:
-            if any(state.parameters[name] for name in _GRAMMARS) and not self.grammar:
+            if any(state.parameters[name] for name in _GRAMMARS) and not (self.grammar and self.tokenizes):
                 return self._end(state, "Grammar-based generation is not supported with --grammar-backend none", 400)
             if len(state.body["input_ids"]) >= self.most - 5:
                 if not self.truncates:
@@ -540,7 +549,9 @@ class SglangServer:
             slices = incremental and self.number >= _OLDEST_JOINED
             meta |= self._logprobs(body, ids[sent:] if slices else ids)
         output = {"text": "x" * len(ids), "output_ids": ids[sent:] if incremental else [*ids], "meta_info": meta}
-        if self.number < (0, 5):
+        if not self.tokenizes:
+            del output["text"]
+        elif self.number < (0, 5):
             del output["output_ids"]
         state.events.put_nowait(output)
 

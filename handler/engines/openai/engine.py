@@ -80,6 +80,7 @@ _TAKES_ENDS = ("vllm", "sglang")
 _GGUF = "a .gguf file is enough only for llama.cpp's servers: set option.model_id to the model's Hugging Face directory"
 _ABORT_TIMEOUT = 5.0  # seconds
 _ABORT_SECONDS = 0.5  # for a server to receive the last notice before the event loop rests
+_DEAF = ", so it ends cancelled requests only two seconds later; with --admin-api-key, that must be the key"
 _NOT_ALLOWED = "load it by --lora-paths, or set option.adapters_root to a directory on its machine that contains it"
 
 
@@ -252,6 +253,7 @@ class SglangEngine(UrlEngine):
         self._allowed = AllowedPaths.of(config) if config.engine_options.get("enable_lora") else None
         self._users: dict[str, set[int]] = {}  # ids of the adapters in use, by path
         self._notices: set[asyncio.Task[None]] = set()  # aborts, and adapters that the servers may unload
+        self._deaf: set[str] = set()  # addresses of servers that refuse notices, which the log has named
         self._is_adapter = False  # whether option.base_url_model names a LoRA adapter that the servers have loaded
         super().__init__(config, kind)
         if self._allowed is not None:
@@ -313,7 +315,7 @@ class SglangEngine(UrlEngine):
 
     def abandon(self, server: RemoteServer, call: EventAnswer) -> None:
         url = f"{native(server.url)}/abort_request"
-        self._notify(asyncio.wait_for(self._client.post(url, {"rid": call.id}), _ABORT_TIMEOUT))
+        self._notify(server.url, asyncio.wait_for(self._client.post(url, {"rid": call.id}), _ABORT_TIMEOUT))
 
     # -- adapters ------------------------------------------------------------------------------------------------
 
@@ -399,16 +401,26 @@ class SglangEngine(UrlEngine):
         for url, adapters in self._adapters.items():
             if adapters.find(adapter.path) == name:
                 adapters.forget(name)
-                self._notify(self._client.post(f"{native(url)}/unload_lora_adapter", {"lora_name": name}))
+                self._notify(url, self._client.post(f"{native(url)}/unload_lora_adapter", {"lora_name": name}))
         self._send_notices()
 
     # -- what servers are told -----------------------------------------------------------------------------------
 
-    def _notify(self, notice: Coroutine[Any, Any, object]) -> None:
+    def _notify(self, url: str, notice: Coroutine[Any, Any, object]) -> None:
         """Send a notice to a server while the event loop runs."""
-        task = self._loop.create_task(_try(notice))
+        task = self._loop.create_task(self._try(url, notice))
         self._notices.add(task)
         task.add_done_callback(self._notified)
+
+    async def _try(self, url: str, notice: Coroutine[Any, Any, object]) -> None:
+        """Send a notice. If a server does not get an abort, it notices that the connection is closed."""
+        with suppress(Refused, asyncio.TimeoutError):
+            try:
+                await notice
+            except Failed as error:
+                if error.lasts and url not in self._deaf:
+                    self._deaf.add(url)
+                    print(f"{url} {log_words(str(error), secrets())}{_DEAF}", file=sys.stderr, flush=True)
 
     def _notified(self, task: asyncio.Task[None]) -> None:
         self._notices.discard(task)
@@ -439,12 +451,6 @@ class SglangEngine(UrlEngine):
         for task in self._notices:
             task.cancel()
         await super().disconnect()
-
-
-async def _try(notice: Coroutine[Any, Any, object]) -> None:
-    """Send a notice. If a server does not get an abort, it notices that the connection is closed."""
-    with suppress(Failed, Refused, asyncio.TimeoutError):
-        await notice
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

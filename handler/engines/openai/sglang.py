@@ -50,6 +50,12 @@ _REASONS = {
 _BYTES_A_SCORE = 40  # of an id with its log-probability in JSON
 _SALTING_VERSION = (0, 5, 6)
 """The oldest of the versions that were read in which `extra_key` separates the prefix cache. Older ones drop it."""
+_SEEDED_DRAFTS = (0, 5, 20)
+"""The oldest of the versions that were read in which speculative decoding uses seeds."""
+_UNSEEDED = ("DFLASH", "DSPARK")
+"""Algorithms of speculative decoding that ignore seeds."""
+_GUIDES = ("json_schema", "regex", "ebnf", "structural_tag")
+_STARTED = "the SGLang server was started with"
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -106,7 +112,9 @@ class SglangServer(NamedTuple):
 
     Attributes:
         knows_seeds: whether its version has the parameter `sampling_seed`; older versions fail if they receive it.
-        deterministic: whether it was started with --enable-deterministic-inference. Otherwise it ignores seeds.
+        no_seeds: why it ignores seeds; "" if it uses them.
+        speculates: whether it was started with --speculative-algorithm. It then ignores `min_p`.
+        tokenizes: whether it has a tokenizer, and was not started with --skip-tokenizer-init.
         salts: whether its version separates the prefix cache by `extra_key`.
         preferred: names of the parameters for which --preferred-sampling-params sets defaults.
         no_loading: why it cannot load adapters while it runs; "" if it can.
@@ -116,7 +124,9 @@ class SglangServer(NamedTuple):
     """
 
     knows_seeds: bool = False
-    deterministic: bool = False
+    no_seeds: str = ""
+    speculates: bool = False
+    tokenizes: bool = True
     salts: bool = False
     preferred: tuple[str, ...] = ()
     no_loading: str = ""
@@ -154,12 +164,14 @@ class SglangServer(NamedTuple):
             preferred = model.get("preferred_sampling_params") or {}
             if isinstance(preferred, str):
                 preferred = orjson.loads(preferred)
-            version = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(server.get("version")))
-            deterministic = server.get("enable_deterministic_inference")
+            match = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(server.get("version")))
+            version = () if match is None else tuple(map(int, match.groups()))
             return cls(
-                deterministic is not None,
-                bool(deterministic),
-                version is not None and tuple(map(int, version.groups())) >= _SALTING_VERSION,
+                server.get("enable_deterministic_inference") is not None,
+                _no_seeds(server, version),
+                bool(server.get("speculative_algorithm")),
+                not server.get("skip_tokenizer_init"),
+                version >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
                 _no_loading(server),
                 None if (limit := server.get("max_req_input_len")) is None else max(int(limit), 1),
@@ -168,9 +180,17 @@ class SglangServer(NamedTuple):
             raise Failed("does not report its settings", f"its /server_info cannot be read: {error!r}") from None
 
     def check(self, body: Mapping[str, Any]) -> None:
-        """Raise Refused if the server would ignore a part of a request."""
-        if "sampling_seed" in body["sampling_params"] and not self.deterministic:
-            raise Refused(400, "seed: the SGLang server was started without --enable-deterministic-inference")
+        """Raise Refused if the server would ignore a part of a request, or fail because of it."""
+        parameters = body["sampling_params"]
+        if "sampling_seed" in parameters and self.no_seeds:
+            raise Refused(400, f"seed: {self.no_seeds}")
+        if parameters.get("min_p") and self.speculates:
+            raise Refused(400, f"min_p: {_STARTED} --speculative-algorithm, and then ignores it")
+        if not self.tokenizes:
+            needs = ["min_tokens"] if parameters["min_new_tokens"] else []
+            needs += ["structured output"] if any(name in parameters for name in _GUIDES) else []
+            if needs:
+                raise Refused(400, f"{needs[0]}: {_STARTED} --skip-tokenizer-init, and needs its tokenizer for it")
         if "extra_key" in body and not self.salts:
             raise Refused(400, "cache_salt: this version of SGLang does not separate its prefix cache")
 
@@ -185,6 +205,16 @@ class SglangServer(NamedTuple):
         if self.knows_seeds and "sampling_seed" not in requested:
             parameters["sampling_seed"] = random.getrandbits(63)
         return {**body, "rid": new_digits(), "sampling_params": parameters}
+
+
+def _no_seeds(server: Mapping[str, Any], version: tuple[int, ...]) -> str:
+    """Return why a server ignores seeds, or "" if it uses them."""
+    if not server.get("enable_deterministic_inference"):
+        return "the SGLang server was started without --enable-deterministic-inference"
+    algorithm = server.get("speculative_algorithm")
+    if algorithm and (algorithm in _UNSEEDED or version < _SEEDED_DRAFTS):
+        return f"{_STARTED} --speculative-algorithm {str(algorithm)[:20]}, and then ignores it"
+    return ""
 
 
 def _no_loading(server: Mapping[str, Any]) -> str:
@@ -202,7 +232,9 @@ def _no_loading(server: Mapping[str, Any]) -> str:
 
 def depends_on_flags(body: Mapping[str, Any]) -> bool:
     """Return whether a server's flags decide whether it supports a request (see `SglangServer.check`)."""
-    return "sampling_seed" in body["sampling_params"] or "extra_key" in body
+    parameters = body["sampling_params"]
+    depending = ("sampling_seed", "min_p", "min_new_tokens", *_GUIDES)
+    return any(parameters.get(name) is not None and parameters[name] != 0 for name in depending) or "extra_key" in body
 
 
 class GenerateAnswer(EventAnswer):
