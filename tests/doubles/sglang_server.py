@@ -106,6 +106,7 @@ class SglangServer:
         stream_interval: its --stream-interval.
         reasons: whether its grammars wait for the end of a thought, id 4, as with --reasoning-parser before 0.5.
         grammar: whether it has a grammar back end.
+        backend: its --grammar-backend.
         tokenizes: whether it was started without --skip-tokenizer-init.
         speculative: its --speculative-algorithm, or None. It then ignores `min_p`, which needs `certain` to be false.
         context, pool: tokens of its context, and of its KV cache.
@@ -146,6 +147,7 @@ class SglangServer:
         self.stream_interval = 1
         self.reasons, self.grammar, self.tokenizes = False, True, True
         self.speculative: str | None = None
+        self.backend = "xgrammar"
         self.model_info: Any = ...
         self.info: dict[str, Any] = {}
         self.context = 64
@@ -254,6 +256,7 @@ class SglangServer:
             info["enable_deterministic_inference"] = self.deterministic
         info |= {"enable_lora": self.lora or None, "dp_size": self.dp_size, "tokenizer_worker_num": self.workers}
         info |= {"skip_tokenizer_init": not self.tokenizes, "speculative_algorithm": self.speculative}
+        info["grammar_backend"] = self.backend
         return {**info, "disaggregation_mode": "null", "max_req_input_len": self.most - 5, **self.info}
 
     @property

@@ -40,6 +40,7 @@ from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.llamacpp.servers import served_path
 from handler.engines.openai.adapters import AllowedPaths, ServerAdapters, is_loaded, is_unknown, loaded_name
 from handler.engines.openai.answer import EventAnswer
+from handler.engines.openai.check import SglangCheck, uses_xgrammar
 from handler.engines.openai.client import Events, HttpClient, HttpModel, find_kind, has_tls, new_client, suitable
 from handler.engines.openai.embeddings import SglangPooling
 from handler.engines.openai.kinds import KINDS
@@ -473,12 +474,16 @@ def _kind(config: EngineConfig) -> str:
 
 
 def checks_structured_output(config: EngineConfig) -> bool:
-    """Return whether clients' schemas and grammars are checked here. Other servers limit their own work."""
-    return _kind(config) == "llamacpp"
+    """Return whether clients' schemas and grammars are checked here.
+
+    The back ends of vLLM, Dynamo and SGLang's other back ends are not installed here.
+    """
+    kind = _kind(config)
+    return kind == "llamacpp" or (kind == "sglang" and uses_xgrammar(_SETTING.urls(config)))
 
 
 def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
-    return LlamaCheck(config)
+    return SglangCheck(config) if _kind(config) == "sglang" else LlamaCheck(config)
 
 
 def load(config: EngineConfig) -> UrlEngine | LlamaCppEngine | LlamaPooling | SglangPooling:
