@@ -66,7 +66,7 @@ async def _server_infos(urls: Sequence[str]) -> list[Any]:
     client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
     try:
         roots = map(native, urls)
-        asked = (client.document(f"{root}/server_info", f"{root}/get_server_info") for root in roots)
-        return await asyncio.gather(*asked, return_exceptions=True)
+        reports = (client.document(f"{root}/server_info", f"{root}/get_server_info") for root in roots)
+        return await asyncio.gather(*reports, return_exceptions=True)
     finally:
         await client.close()
