@@ -17,8 +17,8 @@ class EngineEntry(NamedTuple):
         transcribes: whether the engine transcribes audio.
         remote: whether the models run on the servers at option.base_url.
         spreads: whether the engine can distribute a model over several devices, as GPU engines can.
-        loads_gguf_adapters: whether LoRA adapters are GGUF files of llama.cpp's server, which loads them only when it
-            starts.
+        has_server_adapters: whether LoRA adapters are files of llama.cpp's or SGLang's server, which only that server
+            can check.
         caches_prefixes: whether the engine reuses the KV cache of common prompt prefixes by default.
     """
 
@@ -30,17 +30,17 @@ class EngineEntry(NamedTuple):
     remote: bool = False
     spreads: bool = False
     caches_prefixes: bool = False
-    loads_gguf_adapters: bool = False
+    has_server_adapters: bool = False
 
 
 ENGINES = {
     "openvino": EngineEntry("openvino_genai", "lmi-handler[cpu]", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
-    "openai": EngineEntry("aiohttp", "lmi-handler[openai]", pools=True, remote=True, loads_gguf_adapters=True),
+    "openai": EngineEntry("aiohttp", "lmi-handler[openai]", pools=True, remote=True, has_server_adapters=True),
     "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "llamacpp": EngineEntry(
-        "aiohttp", "lmi-handler[openai]", pools=True, caches_prefixes=True, loads_gguf_adapters=True
+        "aiohttp", "lmi-handler[openai]", pools=True, caches_prefixes=True, has_server_adapters=True
     ),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }

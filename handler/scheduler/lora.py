@@ -525,8 +525,8 @@ class AdapterHome(NamedTuple):
         registry: registry of the model, empty at first.
         at_start: directories of the adapters next to the model or in option.lora_modules, by name.
         roots: directories from which clients may register adapters.
-        of_server: whether the adapters are files of llama.cpp's server. The engine finds out whether the server has
-            loaded them.
+        of_server: whether the adapters are files of llama.cpp's or SGLang's server. The engine finds out whether the
+            server has loaded them, or can load them.
     """
 
     registry: AdapterRegistry

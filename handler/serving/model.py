@@ -342,7 +342,7 @@ class ServedAdapters:
         self._check_open()
         earlier = self.registry.get(name).adapter.path
         if self._of_server is not None and src in (None, earlier):
-            raise BadRequest(f"the adapter {name} cannot be updated: llama-server loads adapters only when it starts")
+            raise BadRequest(f"the adapter {name} cannot be updated from {earlier} again: set src to another adapter")
         path = await self._path(earlier, known=True) if src is None else await self._path(src)
         return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
@@ -357,7 +357,7 @@ class ServedAdapters:
         self._forget_formatters()
 
     async def load_at_start(self) -> None:
-        """Register the adapters that are next to the model, and those that llama.cpp's server has loaded.
+        """Register the adapters that are next to the model, and those that the engine's servers have loaded.
 
         Raises:
             ConfigError: an adapter cannot be used.

@@ -135,7 +135,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
     at_start = adapters_at_start(config, directory)
-    if ENGINES[spec.engine].loads_gguf_adapters:
+    if ENGINES[spec.engine].has_server_adapters:
         return AdapterHome(AdapterRegistry(limit), at_start, of_server=True)
     registry = AdapterRegistry(limit, _base(config, directory))
     return AdapterHome(registry, at_start, adapter_roots(config, directory))
@@ -153,13 +153,13 @@ def adapter_roots(config: Config, directory: Path | None) -> AdapterRoots:
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
     """Return the adapters to register at startup, by name: the adapters in `adapters/` next to the model, and the
-    adapters of option.lora_modules. For llama.cpp's server, the latter are files of that server.
+    adapters of option.lora_modules. For llama.cpp's and SGLang's servers, the latter are files of the server.
 
     Raises:
         ConfigError: an adapter cannot be used.
     """
     modules = config.engine_options.get("lora_modules") or {}
-    if ENGINES[config.engine].loads_gguf_adapters:
+    if ENGINES[config.engine].has_server_adapters:
         return files_by_name(modules, "option.lora_modules")
     adapters = adapters_in(adapter_directories(config, directory))
     return {**adapters, **named_adapters(modules, _base(config, directory), "option.lora_modules")}

@@ -82,6 +82,7 @@ class State:
     Attributes:
         events: what the tokenizer manager has for the client.
         abort: set by an abort; the request then still takes one step.
+        shift: what its adapter adds to each id.
     """
 
     def __init__(self, body: dict[str, Any], parameters: dict[str, Any]) -> None:
@@ -89,6 +90,7 @@ class State:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.abort = asyncio.Event()
         self.ids: list[int] = []
+        self.shift = 0
 
 
 class SglangServer:
@@ -104,10 +106,19 @@ class SglangServer:
         stream_interval: its --stream-interval.
         reasons: whether its grammars wait for the end of a thought, id 4, as with --reasoning-parser before 0.5.
         grammar: whether it has a grammar back end.
+        backend: its --grammar-backend.
+        tokenizes: whether it was started without --skip-tokenizer-init.
+        speculative: its --speculative-algorithm, or None. It then ignores `min_p`, which needs `certain` to be false.
         context, pool: tokens of its context, and of its KV cache.
         truncates: whether it was started with --allow-auto-truncate.
         name: its --served-model-name.
-        adapters: what each loaded LoRA adapter adds to the ids of a response.
+        adapters: what each loaded LoRA adapter adds to the ids of a response, least recently used first.
+        roots: the paths of the adapters, by name; by default `/models/NAME`. Also of those that were unloaded.
+        files: the adapters on its disk: what each adds, by path.
+        lora: whether it was started with --enable-lora.
+        max_loaded: its --max-loaded-loras.
+        dp_size, workers: its --dp-size and --tokenizer-worker-num.
+        num_loads: how often it has loaded an adapter from its disk.
         model_info: the whole body of /model_info, unless it is `...`.
         info: more fields of /model_info and /server_info.
         pace: seconds between two tokens.
@@ -134,7 +145,9 @@ class SglangServer:
         self.key = self.admin_key = ""
         self.max_running, self.max_queued = 48, 1000
         self.stream_interval = 1
-        self.reasons, self.grammar = False, True
+        self.reasons, self.grammar, self.tokenizes = False, True, True
+        self.speculative: str | None = None
+        self.backend = "xgrammar"
         self.model_info: Any = ...
         self.info: dict[str, Any] = {}
         self.context = 64
@@ -142,6 +155,11 @@ class SglangServer:
         self.truncates = False
         self.name = "served"
         self.adapters = {"german": 100}
+        self.roots: dict[str, str] = {}
+        self.files: dict[str, int] = {}
+        self.lora, self.max_loaded = True, 1000
+        self.dp_size = self.workers = 1
+        self.num_loads = 0
         self.dimensions, self.normalizes = 0, True
         self.pace = 0.0
         self.disconnect_seconds = 2.0
@@ -189,7 +207,9 @@ class SglangServer:
             return self._write(writer, 401, {"error": "Unauthorized"})
         if path == "/v1/models":
             card = {"id": self.name, "object": "model", "owned_by": "sglang", "max_model_len": self.context}
-            adapters = [{**card, "id": name, "parent": self.name, "max_model_len": None} for name in self.adapters]
+            adapter = {**card, "parent": self.name, "max_model_len": None}
+            listed = self.adapters if self.lora and since_new_routes else ()
+            adapters = [{**adapter, "id": name, "root": self._root(name)} for name in listed]
             return self._write(writer, 200, {"object": "list", "data": [card, *adapters]})
         if path == "/get_model_info" or (path == "/model_info" and since_new_routes):
             return self._write(writer, 200, self._model_info() if self.model_info is ... else self.model_info)
@@ -200,6 +220,8 @@ class SglangServer:
             self.aborted.append(received.body["rid"])
             self._abort(received.body["rid"])
             return self._write(writer, 200, None)
+        if path in ("/load_lora_adapter", "/unload_lora_adapter"):
+            return await self._change_adapters(path, received.body, writer)
         if path == "/encode":
             self.received.append(received)
             return await self._encode(received.body, writer)
@@ -212,7 +234,7 @@ class SglangServer:
         key = self.key
         if received.path.startswith("/health"):
             return True
-        if received.path == "/abort_request":
+        if received.path in ("/abort_request", "/load_lora_adapter", "/unload_lora_adapter"):
             key = self.admin_key or key
         return not key or received.headers.get("authorization") == f"Bearer {key}"
 
@@ -232,12 +254,68 @@ class SglangServer:
         info = {"version": self.version, name: self.incremental, "internal_states": [{"max_total_num_tokens": 4096}]}
         if self.number >= _OLDEST_SEEDS:
             info["enable_deterministic_inference"] = self.deterministic
+        info |= {"enable_lora": self.lora or None, "dp_size": self.dp_size, "tokenizer_worker_num": self.workers}
+        info |= {"skip_tokenizer_init": not self.tokenizes, "speculative_algorithm": self.speculative}
+        info["grammar_backend"] = self.backend
         return {**info, "disaggregation_mode": "null", "max_req_input_len": self.most - 5, **self.info}
 
     @property
     def most(self) -> int:
         """Of managers/tp_worker.py: max_req_len."""
         return min(self.context, self.pool) - 1
+
+    # -- adapters --------------------------------------------------------------------------------------------------
+
+    def _root(self, name: str) -> str:
+        return self.roots.setdefault(name, f"/models/{name}")
+
+    def _resolve(self, name: str | None) -> None:
+        """Of _resolve_lora_path, which loads an adapter again that was loaded before."""
+        if not name:
+            return
+        if not self.lora:
+            raise Refusal(
+                f"LoRA adapter '{name}' was requested, but LoRA is not enabled. Please launch the server with"
+            )
+        if name not in self.adapters:
+            if self.number < (0, 5, 6):
+                raise Refusal(f"The following requested LoRA adapters are not loaded: {name}\nLoaded adapters: ...")
+            if name not in self.roots:
+                raise Refusal(f"Got LoRA adapter that has never been loaded: {name}\nAll loaded adapters: ...")
+            if words := self._load(name, self.roots[name]):
+                raise Refusal(f"Failed to implicitly load LoRA adapter {name}: {words}")
+        self.adapters[name] = self.adapters.pop(name)
+
+    async def _change_adapters(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        """Of load_lora_adapter and unload_lora_adapter, which waits until no request uses the adapter."""
+        name, words = body["lora_name"], ""
+        if not self.lora:
+            words = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        elif self.dp_size > 1:  # an assertion fails
+            return self._write(writer, 500, None)
+        elif path == "/load_lora_adapter":
+            words = self._load(name, body["lora_path"])
+        elif name not in self.adapters:
+            words = f"LoRA with name {name} does not exist. Loaded LoRAs: ..."
+        else:
+            del self.adapters[name]
+            while any(state.body.get("lora_path") == name for state in self._states.values()):
+                await asyncio.sleep(0.001)
+        loaded = {name: self._root(name) for name in self.adapters} if self.lora else None
+        answer = {"success": not words, "error_message": words, "loaded_adapters": loaded}
+        return self._write(writer, 400 if words else 200, answer)
+
+    def _load(self, name: str, path: str) -> str:
+        """Load an adapter, and forget the least recently used one if there are too many. Return what is wrong."""
+        if name in self.adapters:
+            return f"Failed to load LoRA adapter {name} because it is already loaded"
+        if path not in self.files:  # it looks on the hub
+            return f"Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{path}'."
+        self.num_loads += 1
+        self.adapters[name], self.roots[name] = self.files[path], path
+        while len(self.adapters) > self.max_loaded:
+            del self.adapters[next(iter(self.adapters))]
+        return ""
 
     # -- /encode ---------------------------------------------------------------------------------------------------
 
@@ -350,16 +428,21 @@ class SglangServer:
             name: DEFAULTS.get(name) if value is None else value for name, value in {**DEFAULTS, **given}.items()
         }
         _verify(parameters)
+        if not self.tokenizes and parameters["min_new_tokens"]:
+            if self.number < (0, 5, 20):  # the scheduler dies
+                raise TypeError("'NoneType' object has no attribute 'additional_stop_token_ids'")
+            count = parameters["min_new_tokens"]
+            raise Refusal(f"min_new_tokens={count} is unavailable when skip_tokenizer_init=True (requires tokenizer")
         if len(body["input_ids"]) >= self.context and not self.truncates:
             count = len(body["input_ids"])
             raise Refusal(
                 f"The input ({count} tokens) is longer than the model's context length ({self.context} tokens)."
             )
-        if (adapter := body.get("lora_path")) and adapter not in self.adapters:
-            raise Refusal(f"Got LoRA adapter that has never been loaded: {adapter}")
+        self._resolve(body.get("lora_path"))
         if any(not 0 <= id < VOCABULARY for id in body.get("token_ids_logprob") or ()):
             raise Refusal("token_ids_logprob contains out-of-vocabulary token id")
         state = self._states[rid] = State({**body, "rid": rid}, parameters)
+        state.shift = self.adapters.get(body.get("lora_path") or "", 0)
         task = asyncio.ensure_future(self._run(rid, state))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -377,7 +460,7 @@ class SglangServer:
 
     async def _run(self, rid: str, state: State) -> None:
         try:
-            if any(state.parameters[name] for name in _GRAMMARS) and not self.grammar:
+            if any(state.parameters[name] for name in _GRAMMARS) and not (self.grammar and self.tokenizes):
                 return self._end(state, "Grammar-based generation is not supported with --grammar-backend none", 400)
             if len(state.body["input_ids"]) >= self.most - 5:
                 if not self.truncates:
@@ -421,8 +504,8 @@ class SglangServer:
 
     def _tokens(self, state: State) -> Iterator[tuple[int, dict[str, Any] | None]]:
         parameters, prompt = state.parameters, state.body["input_ids"]
-        if adapter := state.body.get("lora_path"):
-            prompt = [id + self.adapters[adapter] for id in prompt]
+        if state.shift:
+            prompt = [id + state.shift for id in prompt]
         ends = {*(parameters["stop_token_ids"] or ()), EOS}
         bias = {int(id): value for id, value in (parameters["logit_bias"] or {}).items()}
         forbidden = {id for id, value in bias.items() if value < -100}
@@ -469,7 +552,9 @@ class SglangServer:
             slices = incremental and self.number >= _OLDEST_JOINED
             meta |= self._logprobs(body, ids[sent:] if slices else ids)
         output = {"text": "x" * len(ids), "output_ids": ids[sent:] if incremental else [*ids], "meta_info": meta}
-        if self.number < (0, 5):
+        if not self.tokenizes:
+            del output["text"]
+        elif self.number < (0, 5):
             del output["output_ids"]
         state.events.put_nowait(output)
 

@@ -290,7 +290,7 @@ GPU = (
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", ("option.enable_chunked_context",), engines=_GPU),
     Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU, "openai", "llamacpp"), idle="the engine does not support LoRA adapters"),
     Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU, "openai", "llamacpp")),
-    Option("option.adapters_root", "adapters_root", path, None, "directory from which clients may register adapters, besides the model's own (adapters.md)", engines=("echo", *_GPU)),
+    Option("option.adapters_root", "adapters_root", path, None, "directory from which clients may register adapters, besides the model's own (adapters.md); with openai, an absolute path on SGLang's machine", engines=("echo", *_GPU, "openai")),
     Option("option.adapters_code", "adapters_code", boolean, False, "run the model.py of an adapter that a client registers from outside the model's directory", engines=("echo", *_GPU)),
     Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "maximum number of adapters kept in host memory", engines=_GPU),

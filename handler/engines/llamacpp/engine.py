@@ -28,7 +28,7 @@ from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.llamacpp.probe import Probe
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers, has_projector, root
 from handler.engines.remote.engine import Running
-from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer
+from handler.engines.remote.servers import Failed, NotLoaded, Part, Refused, RemoteServer
 
 __all__ = [
     "LlamaCppEngine",
@@ -49,10 +49,6 @@ _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
 _ASK_SECONDS = 5.0  # to ask all servers for their adapters
-
-
-class NotLoaded(Failed):
-    """A server has not loaded the adapter of a request. It can still serve other requests."""
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -132,10 +128,6 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         await self.check_connection(server)
         if self._serves_adapters and self._with_adapter(server, call, body).get("lora") != body.get("lora"):
             raise Failed("was restarted with other adapters")
-
-    def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        if not isinstance(error, NotLoaded):  # it serves other requests
-            super().leave_out(server, error)
 
     async def _complete_projector(self, url: str, projector: Projector | None) -> Projector | None:
         """Add the tokens with which the server begins a prompt.

@@ -156,7 +156,7 @@ def message(data: bytes) -> str:
         value: Any = orjson.loads(data)
     except ValueError:
         return shortened(data)
-    for name in ("error", "message", "detail"):
+    for name in ("error", "message", "detail", "error_message"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]
     return value[:_MOST_WORDS] if isinstance(value, str) else shortened(data)

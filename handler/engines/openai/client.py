@@ -37,12 +37,14 @@ class HttpModel(NamedTuple):
 
     Attributes:
         max_tokens: limit for the prompt and the response together; None if not reported.
+        path: path of an adapter as the server knows it; "" if not reported.
     """
 
     name: str
     owner: str
     max_tokens: int | None
     is_adapter: bool = False
+    path: str = ""
 
     @property
     def kinds(self) -> list[str]:
@@ -298,7 +300,9 @@ def _model(entry: Mapping[str, Any], limits: Mapping[str, int | None]) -> HttpMo
     name, parent = entry["id"], entry.get("parent")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
         raise ValueError(f"a model's id must be a string of 1 to {_MOST_NAME} characters")
-    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], limits.get(parent or name), bool(parent))
+    owner, root = str(entry.get("owned_by"))[:_MOST_NAME], entry.get("root")
+    path = root if parent and isinstance(root, str) else ""
+    return HttpModel(name, owner, limits.get(parent or name), bool(parent), path)
 
 
 def has_tls(urls: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from handler.core.media import MEDIA
 from handler.core.values import Extras, Finish, Pooling, Sampling, new_digits
 from handler.engines.base import (
     JSON_TAGS,
+    NO_LORA,
     Alternatives,
     Capabilities,
     EngineRequest,
@@ -49,6 +50,12 @@ _REASONS = {
 _BYTES_A_SCORE = 40  # of an id with its log-probability in JSON
 _SALTING_VERSION = (0, 5, 6)
 """The oldest of the versions that were read in which `extra_key` separates the prefix cache. Older ones drop it."""
+_SEEDED_DRAFTS = (0, 5, 20)
+"""The oldest of the versions that were read in which speculative decoding uses seeds."""
+_UNSEEDED = ("DFLASH", "DSPARK")
+"""Algorithms of speculative decoding that ignore seeds."""
+_GUIDES = ("json_schema", "regex", "ebnf", "structural_tag")
+_STARTED = "the SGLang server was started with"
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -69,7 +76,7 @@ _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "pro
 SGLANG = Capabilities(
     frozenset({*_PARAMETERS, *_DRAWN, *_OF_THE_REQUEST}),
     _REASONS,
-    no_adapters="adapters are loaded by the server at option.base_url",
+    no_adapters=NO_LORA,
     no_media=_NO_MEDIA,
     structural_tags=JSON_TAGS,
     labels=True,
@@ -105,18 +112,24 @@ class SglangServer(NamedTuple):
 
     Attributes:
         knows_seeds: whether its version has the parameter `sampling_seed`; older versions fail if they receive it.
-        deterministic: whether it was started with --enable-deterministic-inference. Otherwise it ignores seeds.
+        no_seeds: why it ignores seeds; "" if it uses them.
+        speculates: whether it was started with --speculative-algorithm. It then ignores `min_p`.
+        tokenizes: whether it has a tokenizer, and was not started with --skip-tokenizer-init.
         salts: whether its version separates the prefix cache by `extra_key`.
         preferred: names of the parameters for which --preferred-sampling-params sets defaults.
+        no_loading: why it cannot load adapters while it runs; "" if it can.
         max_tokens: limit for the prompt and the response together; None if not reported. SGLang silently shortens
             responses that exceed the context or the KV cache by a few tokens, and with --allow-auto-truncate prompts
             too. This limit, which it reports for prompts, is smaller by 4 than the one for all tokens.
     """
 
     knows_seeds: bool = False
-    deterministic: bool = False
+    no_seeds: str = ""
+    speculates: bool = False
+    tokenizes: bool = True
     salts: bool = False
     preferred: tuple[str, ...] = ()
+    no_loading: str = ""
     max_tokens: int | None = None
 
     @classmethod
@@ -151,22 +164,33 @@ class SglangServer(NamedTuple):
             preferred = model.get("preferred_sampling_params") or {}
             if isinstance(preferred, str):
                 preferred = orjson.loads(preferred)
-            version = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(server.get("version")))
-            deterministic = server.get("enable_deterministic_inference")
+            match = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(server.get("version")))
+            version = () if match is None else tuple(map(int, match.groups()))
             return cls(
-                deterministic is not None,
-                bool(deterministic),
-                version is not None and tuple(map(int, version.groups())) >= _SALTING_VERSION,
+                server.get("enable_deterministic_inference") is not None,
+                _no_seeds(server, version),
+                bool(server.get("speculative_algorithm")),
+                not server.get("skip_tokenizer_init"),
+                version >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
+                _no_loading(server),
                 None if (limit := server.get("max_req_input_len")) is None else max(int(limit), 1),
             )
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise Failed("does not report its settings", f"its /server_info cannot be read: {error!r}") from None
 
     def check(self, body: Mapping[str, Any]) -> None:
-        """Raise Refused if the server would ignore a part of a request."""
-        if "sampling_seed" in body["sampling_params"] and not self.deterministic:
-            raise Refused(400, "seed: the SGLang server was started without --enable-deterministic-inference")
+        """Raise Refused if the server would ignore a part of a request, or fail because of it."""
+        parameters = body["sampling_params"]
+        if "sampling_seed" in parameters and self.no_seeds:
+            raise Refused(400, f"seed: {self.no_seeds}")
+        if parameters.get("min_p") and self.speculates:
+            raise Refused(400, f"min_p: {_STARTED} --speculative-algorithm, and then ignores it")
+        if not self.tokenizes:
+            needs = ["min_tokens"] if parameters["min_new_tokens"] else []
+            needs += ["structured output"] if any(name in parameters for name in _GUIDES) else []
+            if needs:
+                raise Refused(400, f"{needs[0]}: {_STARTED} --skip-tokenizer-init, and needs its tokenizer for it")
         if "extra_key" in body and not self.salts:
             raise Refused(400, "cache_salt: this version of SGLang does not separate its prefix cache")
 
@@ -183,9 +207,34 @@ class SglangServer(NamedTuple):
         return {**body, "rid": new_digits(), "sampling_params": parameters}
 
 
+def _no_seeds(server: Mapping[str, Any], version: tuple[int, ...]) -> str:
+    """Return why a server ignores seeds, or "" if it uses them."""
+    if not server.get("enable_deterministic_inference"):
+        return "the SGLang server was started without --enable-deterministic-inference"
+    algorithm = server.get("speculative_algorithm")
+    if algorithm and (algorithm in _UNSEEDED or version < _SEEDED_DRAFTS):
+        return f"{_STARTED} --speculative-algorithm {str(algorithm)[:20]}, and then ignores it"
+    return ""
+
+
+def _no_loading(server: Mapping[str, Any]) -> str:
+    """Return why a server cannot load adapters while it runs, or "" if it can.
+
+    With several schedulers, SGLang refuses to load them. Of several tokenizer processes, only one would know them.
+    """
+    if not server.get("enable_lora"):
+        return "start it with --enable-lora, --max-lora-rank and --lora-target-modules"
+    several = (flag for flag in ("dp_size", "tokenizer_worker_num") if (server.get(flag) or 1) > 1)
+    if flag := next(several, None):
+        return f"with --{flag.replace('_', '-')} above 1, it loads adapters only from its --lora-paths"
+    return ""
+
+
 def depends_on_flags(body: Mapping[str, Any]) -> bool:
     """Return whether a server's flags decide whether it supports a request (see `SglangServer.check`)."""
-    return "sampling_seed" in body["sampling_params"] or "extra_key" in body
+    parameters = body["sampling_params"]
+    depending = ("sampling_seed", "min_p", "min_new_tokens", *_GUIDES)
+    return any(parameters.get(name) is not None and parameters[name] != 0 for name in depending) or "extra_key" in body
 
 
 class GenerateAnswer(EventAnswer):
@@ -195,6 +244,9 @@ class GenerateAnswer(EventAnswer):
     --incremental-streaming-output, formerly --stream-output; 0.5.2 sends new ones whatever its flag. So the number of
     tokens, which each event contains, decides.
 
+    Attributes:
+        adapter: the adapter of the request, or None.
+
     Raises:
         ValueError: the server does not support the request.
     """
@@ -202,6 +254,7 @@ class GenerateAnswer(EventAnswer):
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
         _check_size(request)
         super().__init__(body, request)
+        self.adapter = request.adapter
         self._request = request
         self._missed_stops = self._stops if misses_stops(request.sampling) else frozenset()
         self._last = -1

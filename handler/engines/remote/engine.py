@@ -30,7 +30,7 @@ from handler.engines.base import (
     Unsupported,
 )
 from handler.engines.process.own_server import OwnServer
-from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, choose
+from handler.engines.remote.servers import Failed, NotLoaded, Part, Refused, RemoteServer, choose
 
 _IDLE = 0.05  # seconds after which a step returns an empty result; the supervisor would consider silence a hang
 _ATTEMPTS = 3  # at one server; each further server adds one
@@ -502,6 +502,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         If the engine started the server, and the server will not recover, the engine ends at the next step. Its
         supervisor then restarts both.
         """
+        if isinstance(error, NotLoaded):  # it serves other requests
+            return
         if not error.busy:  # it may have been restarted
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):

@@ -119,6 +119,10 @@ class Failed(Exception):
         return f"{self.plain}: {self.detail}" if self.detail else self.plain
 
 
+class NotLoaded(Failed):
+    """A server has not loaded the adapter of a request. It can still serve other requests."""
+
+
 class PooledCall(NamedTuple):
     """A text to embed, or two texts to score. The result arrives in one response."""
 

@@ -104,7 +104,7 @@ def test_calls_change_names_and_not_files(front: Front) -> None:
     answer = front.server.post({"prompt": TEXT, **GREEDY, "model": "lines"}, "/v1/completions")
     assert answer.json()["choices"][0]["text"] == front.own(0)
     refused = front.call("POST", "/lines/update", 400)
-    assert "llama-server loads adapters only when it starts" in str(refused)
+    assert "cannot be updated from sql.gguf again: set src to another adapter" in str(refused)
     front.call("DELETE", "/lines")
     assert front.server.post({"prompt": TEXT, "model": "lines"}, "/v1/completions").status_code == 404
     refused = http.post(f"{front.server.url}/adapters", params={"name": "new", "src": "/etc/passwd"})

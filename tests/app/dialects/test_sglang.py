@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -158,3 +159,39 @@ def test_a_server_that_was_restarted_with_other_flags_is_used(sglang: SglangServ
         began = time.monotonic()
         assert front.post(completion("a b", 2), "/v1/completions").json()["choices"][0]["text"]
         assert time.monotonic() - began < 5
+
+
+@pytest.fixture
+def adapters(sglang: SglangServer, tmp_path: Path) -> Iterator[AppServer]:
+    sglang.files, sglang.adapters, sglang.roots = {"/adapters/sql": 1, "/etc/x": 2}, {"german": 3}, {}
+    model = tiny.make(tmp_path / "tiny")
+    own = options(f"option.base_url={sglang.url}", "option.chat_template={{ messages[0]['content'] }}")
+    own += options("option.enable_lora=true", "option.adapters_root=/adapters")
+    with serve(str(model), "--engine", "openai", *own) as server:
+        server.wait_ready()
+        yield server
+
+
+def test_adapters_are_registered_used_and_unregistered(
+    sglang: SglangServer, adapters: AppServer, tokenizer: Tokenizer
+) -> None:
+    def call(method: str, path: str = "", **query: str) -> str:
+        return http.request(method, f"{adapters.url}/adapters{path}", params=query).text
+
+    def text(name: str) -> str:
+        found = adapters.post({**completion(WORDS, 4), "model": name, "temperature": 0}, "/v1/completions")
+        return str(found.json()["choices"][0]["text"]) if found.status_code == 200 else found.text
+
+    def shifted(by: int) -> str:
+        return tokenizer.decode([id + by for id in tokenizer.encode(WORDS).ids[:4]])
+
+    assert text("german") == shifted(3)
+    assert "registered" in call("POST", name="sql", src="/adapters/sql")
+    assert text("sql") == shifted(1)
+    body = {"inputs": WORDS, "parameters": {"max_new_tokens": 4}, "adapters": ["sql"]}
+    assert adapters.post(body, "/invocations").json()["generated_text"] == shifted(1)
+    assert "from /adapters/sql again: set src to another adapter" in call("POST", "/sql/update")
+    assert "option.adapters_root" in call("POST", name="x", src="/etc/x")
+    assert "unregistered" in call("DELETE", "/sql")
+    wait_for(lambda: [*sglang.adapters] == ["german"], 5, "it is not unloaded")
+    assert "sql" in text("sql"), "the model does not exist"

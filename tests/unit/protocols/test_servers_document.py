@@ -158,6 +158,8 @@ NOTES = {
     "SGLang": {
         "seed": "yes, with `--enable-deterministic-inference`; otherwise only if decoding is greedy",
         "repetition_penalty": "yes, for generated tokens only",
+        "min_p": "yes; refused with `--speculative-algorithm`, which ignores it",
+        "min_length": "yes; refused with `--skip-tokenizer-init`",
         "stop_token_ids": "yes; emulated with `ignore_eos`: this handler ends the response",
         "cache_control": _CACHED,
     },

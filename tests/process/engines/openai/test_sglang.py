@@ -227,6 +227,43 @@ def test_a_cache_salt_needs_a_version_that_has_it() -> None:
         assert not server.received
 
 
+@in_one_test("version", ["0.5.23", "0.5.10", "0.5.2"])
+def test_a_server_without_a_tokenizer_sends_ids_alone(version: str) -> None:
+    """--skip-tokenizer-init: before 0.5.20, `min_new_tokens` ends its scheduler."""
+    with listening(tokenizes=False, version=version) as server, engine(server) as found:
+        assert ask(found) == WHOLE
+        assert ask(found, SAMPLING._replace(stop_token_ids=(6,)), key=2) == ([5, 6], Finish.STOP, "")
+        assert ask(found, ids=[5, 2], key=3) == ([5, 2], Finish.EOS, "")
+        least = ask(found, SAMPLING._replace(min_new_tokens=2), key=4)
+        assert least.error.startswith("to the client: min_tokens: the SGLang server was started with --skip-tokenizer-")
+        ruled = ask(found, CHOICE, key=5)
+        assert ruled.error.startswith("to the client: structured output: the SGLang server was started with --skip-tok")
+        assert len(server.received) == 3, "neither was sent"
+
+
+@in_one_test(("settings", "words"), [
+    ({"speculative": "EAGLE3"}, ""),
+    ({"speculative": "EAGLE3", "version": "0.5.13"}, "with --speculative-algorithm EAGLE3, and then ignores it"),
+    ({"speculative": "DFLASH"}, "with --speculative-algorithm DFLASH, and then ignores it"),
+])  # fmt: skip
+def test_speculative_decoding_ignores_some_parameters(settings: dict[str, Any], words: str) -> None:
+    with listening(deterministic=True, **settings) as server, engine(server) as found:
+        result = ask(found, DRAWN._replace(min_p=0.5))
+        assert result.error.startswith("to the client: min_p: the SGLang server was started with --speculative-algor")
+        assert ask(found, SAMPLING._replace(min_p=0.5), key=2) == WHOLE, "greedy decoding needs no min_p"
+        assert words in ask(found, DRAWN._replace(seed=3), key=3).error
+        assert len(server.received) == 2 - bool(words)
+
+
+def test_flags_that_need_nothing_change_nothing() -> None:
+    """They are reported, and change no response: the double would fail if the engine sent anything else for them."""
+    flags = {"disable_radix_cache": True, "enable_custom_logit_processor": True, "enable_cache_report": True}
+    with listening(info=flags, dp_size=2, workers=4, name="x/y") as server, engine(server) as found:
+        assert ask(found) == WHOLE
+        assert ask(found, SAMPLING._replace(cache_salt="a"), key=2) == WHOLE
+        assert ask(found, CHOICE, key=3) == ([ord("a"), ord("b")], Finish.EOS, "")
+
+
 def test_forbidden_ids_are_biased() -> None:
     with listening() as server, engine(server) as found:
         assert ask(found, SAMPLING._replace(bad_token_ids=(6,))).ids == [5, 8, 7, 5, 8, 7]
@@ -264,10 +301,10 @@ def test_no_prompt_or_response_is_cut(pool: int) -> None:
 # -- labels and adapters -----------------------------------------------------------------------------------------------
 
 
-def labels(found: SglangEngine, *ids: int) -> Output:
+def labels(found: SglangEngine, *ids: int, **more: Any) -> Output:
     """The outcome of a request for labels."""
     pooling = Pooling("labels", labels=tuple(map(str, ids)), label_ids=ids, cache_salt="tenant")
-    found.add(EngineRequest(1, PROMPT, pooling))
+    found.add(EngineRequest(1, PROMPT, pooling, **more))
     deadline = time.monotonic() + PATIENCE
     while not (others := found.step().others):
         assert time.monotonic() < deadline
@@ -476,15 +513,19 @@ def test_a_request_that_waits_in_the_server_leaves_its_queue() -> None:
         assert len(server.running) == 1, "the other one goes on"
 
 
-def test_the_server_notices_itself_if_it_refuses_the_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_notices_itself_if_it_refuses_the_abort(capfd: pytest.CaptureFixture[str]) -> None:
     with (
         listening(context=8000, admin_key="another", pace=0.05, disconnect_seconds=0.3) as server,
         engine(server) as found,
     ):
-        start(found, server)
-        found.cancel(1)
+        for key in (1, 2):
+            start(found, server, key)
+            found.cancel(key)
         wait_for(lambda: not server.running, 2, "the slot is held")
         assert not server.aborted
+    lines = [line for line in capfd.readouterr().err.splitlines() if "--admin-api-key" in line]
+    assert len(lines) == 1
+    assert "answered 401" in lines[0]
 
 
 def test_the_end_of_the_engine_aborts_all_requests() -> None:

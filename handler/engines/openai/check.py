@@ -1,0 +1,72 @@
+"""Checks a client's schema or grammar before an SGLang server gets it. Runs in the sandbox (`engines.process.sandbox`).
+
+SGLang compiles a grammar on another thread, but computes the allowed tokens of each step on the scheduler's thread.
+Meanwhile, all requests of this scheduler wait.
+
+Sources: SGLang 0.5.23 (sglang/srt/constrained/grammar_manager.py, constrained/xgrammar_backend.py,
+sampling/sampling_batch_info.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+from handler.core.values import Sampling, StructuredOutput
+from handler.engines.base import EngineConfig
+from handler.engines.openai.client import HttpClient, has_tls
+from handler.engines.openai.sglang import native
+from handler.engines.remote.sglang import guide
+from handler.engines.structured_output.xgrammar import XgrammarCheck
+
+_ASK_TIMEOUT = 5.0  # seconds for a connection
+_XGRAMMAR = "xgrammar"
+_KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "GRAMMAR", "structural_tag": "STRUCTURAL_TAG"}
+"""Maps each of SGLang's parameters for structured output to the kind of its text; see `XgrammarCheck`."""
+
+
+class SglangCheck:
+    """A check with the xgrammar that is installed here; see `StructuredOutputCheck`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        trusts_code = bool(config.engine_options.get("trust_remote_code"))
+        self._check = XgrammarCheck(config.model_path, trust_remote_code=trusts_code)
+
+    def __call__(self, structured_output: StructuredOutput) -> None:
+        """Check a schema or grammar.
+
+        Raises:
+            ValueError: xgrammar does not support it, or would take too long.
+        """
+        ((name, text),) = guide(Sampling(structured_output=structured_output), "ebnf").items()
+        self._check(_KINDS[name], text)
+
+
+def uses_xgrammar(urls: Sequence[str]) -> bool:
+    """Return whether xgrammar is installed here, and one of the servers uses it. This blocks for up to 5 s.
+
+    A server that does not respond counts as one that uses xgrammar, which is SGLang's default.
+    """
+    if find_spec(_XGRAMMAR) is None:
+        return False
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        reports = thread.submit(asyncio.run, _server_infos(urls)).result()
+    return any(not isinstance(report, dict) or _backend(report) == _XGRAMMAR for report in reports)
+
+
+def _backend(report: dict[str, Any]) -> Any:
+    return report.get("grammar_backend") or _XGRAMMAR
+
+
+async def _server_infos(urls: Sequence[str]) -> list[Any]:
+    """Return the report of each server, or the reason why there is none."""
+    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
+    try:
+        roots = map(native, urls)
+        reports = (client.document(f"{root}/server_info", f"{root}/get_server_info") for root in roots)
+        return await asyncio.gather(*reports, return_exceptions=True)
+    finally:
+        await client.close()
