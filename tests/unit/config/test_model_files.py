@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
-from handler.config import model_files
+from handler.config import gguf, model_files
 from handler.config.loader import Reading, read_config, read_server_config
 from handler.config.model_files import ModelFiles, locate, tokenizer_config
 from handler.config.user_files import describe_model_py
@@ -51,6 +52,13 @@ def test_kinds(tmp_path: Path) -> None:
 def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, ...], wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):
         locate(str(make(tmp_path / "m", *names)))
+
+
+def test_the_types_of_tensors_are_those_of_ggml() -> None:
+    own = {number: (type.name, type.weights, type.size) for number, type in gguf.TYPES.items()}
+    ggml = {kind.value: (kind.name, *GGML_QUANT_SIZES[kind]) for kind in Kind}
+    assert own | ggml == ggml | own, "types with the same number are the same"
+    assert {number for number in own if number <= Kind.TQ2_0} == {number for number in ggml if number <= Kind.TQ2_0}
 
 
 def test_an_engine_that_takes_less_says_what() -> None:
