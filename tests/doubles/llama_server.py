@@ -104,7 +104,7 @@ class LlamaServer:
             path: its file.
             received: bodies of /completion.
         scripts: each answers one /completion byte for byte.
-        lacks: fields that its /props lacks, as an older server's.
+        lacks: routes that it lacks, and fields that its /props lacks, as an older server.
         tells_slots: whether it has /slots, as without --no-slots.
         left: how many clients have left before the end of an answer.
         ruled: whether it enforces grammars.
@@ -199,6 +199,8 @@ class LlamaServer:
         is_public = path in ("/health", "/v1/health", "/models", "/v1/models", "/")
         if self.key and not is_public and headers.get("authorization") != f"Bearer {self.key}":
             raise Refusal("Invalid API Key", "authentication_error", 401)
+        if path in self.lacks:
+            raise Refusal("File Not Found", "not_found_error", 404)
         match method, path:
             case "GET", "/health":
                 return await _write(writer, 200, {"status": "ok"})

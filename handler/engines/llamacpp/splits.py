@@ -49,7 +49,7 @@ class Words(NamedTuple):
         has_bos: whether there is a BOS token if the header declares none.
         spaces: how a space is written: "" for GPT-2's characters for bytes, or `escaped` for SentencePiece's character
             without a prefix, or `words` for SentencePiece's character in front of each word, or `removed`.
-        newlines: whether a run of newlines that is a token is not merged.
+        needs_bos: whether a text begins with the BOS token even if the header says that it does not.
         is_stripped: whether the token `<mask>` takes the spaces in front of it.
     """
 
@@ -58,7 +58,7 @@ class Words(NamedTuple):
     add_bos: bool = False
     has_bos: bool = True
     spaces: str = ""
-    newlines: bool = False
+    needs_bos: bool = False
     is_stripped: bool = False
 
 
@@ -162,7 +162,7 @@ _PLAIN_LLAMA3 = Words(_steps(_LLAMA3))
 _QWEN2_WORDS = Words(_steps(_QWEN2))
 _DEEPSEEK3_WORDS = Words(_steps(r"\p{N}{1,3}", _KANJI, _DEEPSEEK3))
 _BAILING = Words(_steps(_words(_GPT4_LETTERS, r"\p{N}", spaces=r"\s*[\r\n]|\s+(?!\S)|\s+")))
-_GEMMA4 = Words(_steps(_LINES), spaces="escaped", newlines=True)
+_GEMMA4 = Words(_steps(_LINES), spaces="escaped", needs_bos=True)
 
 WORDS = {
     "": (_DEFAULT := Words(_steps(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
@@ -202,7 +202,7 @@ WORDS = {
     "jais-2": Words(_steps(_words(_GPT4_LETTERS, r"\p{N}{1,3}", spaces=_JAIS2))),
     "gemma4": _GEMMA4,
     "granite-embed-multi-311m": _GEMMA4,
-    "mmbert": Words(_steps(_LINES, "▁[^▁]*"), spaces="words", newlines=True, is_stripped=True),
+    "mmbert": Words(_steps(_LINES, "▁[^▁]*"), spaces="words", is_stripped=True),
     "sarvam-moe": Words(_steps(_LINES), spaces="escaped"),
     "whitespace": Words((Split(r"\s+", "Removed"),), spaces="removed"),
     **dict.fromkeys(

@@ -90,7 +90,6 @@ class GgufVocabulary(NamedTuple):
         kinds = _kinds(header, special)
         left, right = _stripped(values, words, kinds, texts)
         lowercase = _flag(values, "normalizer.lowercase", model == "bert")
-        is_gemma = words.newlines and words.spaces == "escaped"
         return cls(
             model=model,
             words=words,
@@ -100,7 +99,7 @@ class GgufVocabulary(NamedTuple):
             scores=header.scores or [0.0] * len(texts),
             special=special,
             ends=gguf.ends(values, header.tokens),
-            adds_bos=_flag(values, "add_bos_token", words.add_bos or model == "llama") or is_gemma,
+            adds_bos=_flag(values, "add_bos_token", words.add_bos or model == "llama") or words.needs_bos,
             adds_eos=_flag(values, "add_eos_token", model == "t5"),
             adds_space=model in ("llama", "t5") and _flag(values, "add_space_prefix", model == "llama"),
             merges_spaces=_flag(values, "remove_extra_whitespaces", False),

@@ -10,18 +10,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
 
-from handler.config import model_files
+from handler.config import gguf, model_files
 from handler.config.loader import Reading, read_config, read_server_config
-from handler.config.model_files import ModelFiles, locate, tokenizer_config
+from handler.config.model_files import ModelFiles, find_task, locate, tokenizer_config
 from handler.config.user_files import describe_model_py
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.core.user_functions import Role
+from handler.core.values import Task
 from handler.engines.huggingface.files import prepare_checkpoint
 from handler.serving.check import check
 from handler.serving.engine import downloads_of
+from tests.checkpoints.gguf_header import Value, write_header
 from tests.checkpoints.small_gguf import write_small
 
 # -- finding a model, and saying what is missing when there is none ----------------------------------------------------
@@ -51,6 +54,35 @@ def test_kinds(tmp_path: Path) -> None:
 def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, ...], wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):
         locate(str(make(tmp_path / "m", *names)))
+
+
+def test_the_types_of_tensors_are_those_of_ggml() -> None:
+    own = {number: (type.name, type.weights, type.size) for number, type in gguf.TYPES.items()}
+    ggml = {kind.value: (kind.name, *GGML_QUANT_SIZES[kind]) for kind in Kind}
+    assert own | ggml == ggml | own, "types with the same number are the same"
+    assert {number for number in own if number <= Kind.TQ2_0} == {number for number in ggml if number <= Kind.TQ2_0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling", "task"),
+    [
+        ("llama", None, Task.GENERATION),
+        ("llama", 0, Task.GENERATION),
+        ("qwen3", 3, Task.EMBEDDING),
+        ("qwen3", 4, Task.RERANK),
+        ("bert", None, Task.EMBEDDING),
+        ("nomic-bert", None, Task.EMBEDDING),
+        ("bert", 2, Task.EMBEDDING),
+        ("bert", 4, Task.RERANK),
+    ],
+)
+def test_the_task_of_a_gguf_file_is_that_of_its_header(
+    tmp_path: Path, architecture: str, pooling: int | None, task: Task
+) -> None:
+    values: dict[str, Value] = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
+    file = write_header(tmp_path / "model.gguf", {"general.architecture": architecture, **values})
+    assert find_task("auto", file) is task
+    assert find_task("pooling", file) is (Task.EMBEDDING if task is Task.GENERATION else task)
 
 
 def test_an_engine_that_takes_less_says_what() -> None:

@@ -42,6 +42,7 @@ from handler.scheduler.lora import (
     adapters_in,
     adapters_of,
     check_name,
+    files_by_name,
     named_adapters,
     read_adapter_call,
     required,
@@ -418,6 +419,12 @@ def test_one_of_an_option_is_named_with_it(tmp_path: Path) -> None:
         named_adapters({"x": "b"}, tmp_path, "option.lora_modules")
     with pytest.raises(ConfigError, match=r"^the adapter not a name cannot be used: name='not a name': must be 1 to"):
         named_adapters({"not a name": "a"}, tmp_path)
+
+
+def test_files_that_only_the_engine_can_check_have_names_that_are_allowed() -> None:
+    assert files_by_name({"x": "/no/such.gguf"}, "option.lora_modules") == {"x": Path("/no/such.gguf")}
+    with pytest.raises(ConfigError, match=r"^option\.lora_modules: name='not a name': must be 1 to"):
+        files_by_name({"x": "/a.gguf", "not a name": "/b.gguf"}, "option.lora_modules")
 
 
 def test_one_name_in_two_directories_is_refused_unless_they_are_one(tmp_path: Path) -> None:

@@ -137,6 +137,14 @@ def test_without_the_option_adapters_are_refused_and_the_server_is_as_it_was_sta
             found.load_adapter(Adapter("sql", 1, "/models/sql.gguf"))
 
 
+def test_an_older_server_that_does_not_list_its_adapters_has_none(tokenizer: Path) -> None:
+    with double(tokenizer) as server:
+        server.lacks = frozenset({"/lora-adapters"})
+        with engine(tokenizer, server, enable_lora=True) as found:
+            assert not found.info.adapters
+            assert ask(found, SAMPLING, LONG).ids == own(server, LONG, ignore_eos=True, n_predict=12)["tokens"]
+
+
 def test_a_server_without_adapters_reuses_prompts(tokenizer: Path) -> None:
     with double(tokenizer) as server, engine(tokenizer, server, enable_lora=True) as found:
         assert ask(found, SAMPLING, LONG).finish is not Finish.ERROR

@@ -346,6 +346,14 @@ def test_a_prompt_that_the_server_would_read_otherwise_is_refused(double: Both) 
         assert asked(found, [chat], SAMPLING)[0].finish is not Finish.ERROR
 
 
+def test_an_image_that_the_server_cannot_read_is_refused(both: Both) -> None:
+    chat = both.chat("two")
+    broken = [chat.pictures[0]._replace(data=b""), *chat.pictures[1:]]
+    with engine(both.config.model, both.server) as found:
+        assert refusal(found, chat._replace(pictures=broken)) == "to the client: Failed to load image or audio file"
+        assert asked(found, [chat], SAMPLING)[0].finish is not Finish.ERROR
+
+
 def test_a_text_never_becomes_an_image(both: Both) -> None:
     """Neither llama.cpp's default marker nor the text of our own placeholder."""
     tokenizer = both.tokenizer

@@ -118,6 +118,34 @@ def test_large_models_compute_fewer_tokens_at_once(file: Path, monkeypatch: pyte
     assert child.step_tokens(config(file)) == 1024
 
 
+def with_flags(file: Path, *flags: str) -> EngineConfig:
+    return EngineConfig(Config(engine_options={"llama_server_args": flags}), weights=file)
+
+
+@in_one_test(
+    ("flags", "is_beside", "reads_images"),
+    [
+        ((), True, True),
+        ((), False, False),
+        (("--mmproj", "other.gguf"), False, True),
+        (("-mm", "other.gguf"), True, True),
+        (("--mmproj_url", "https://a/other.gguf"), False, True),
+        (("--no-mmproj",), True, False),
+        (("--no_mmproj_auto",), True, False),
+        (("--threads", "2"), True, True),
+    ],
+)
+def test_flags_replace_or_disable_the_projector_beside_the_file(
+    flags: tuple[str, ...], is_beside: bool, reads_images: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = file.with_name("mmproj.gguf") if is_beside else None
+    monkeypatch.setattr(child, "find_projector", lambda path: beside)
+    given = with_flags(file, *flags)
+    assert child.has_projector(given) is reads_images
+    is_used = is_beside and not any("mm" in flag for flag in flags)
+    assert child.beside(given) == ({"LLAMA_ARG_MMPROJ": str(beside)} if is_used else {})
+
+
 def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {
         "HF_TOKEN": "hf_x",

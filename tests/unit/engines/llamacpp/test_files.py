@@ -41,6 +41,7 @@ def tokens(directory: Path, text: str, *, special: bool = False) -> list[str]:
         ("smollm", "121", "1 2 1"),
         ("llama-bpe", "1212", "12 1 2"),
         ("llama-bpe", "a\n\nb", "a ĊĊ b"),
+        ("falcon", "1212", "12 1 2"),
         ("gpt-2", "a\n\nb", "a Ċ Ċ b"),
         ("gpt-2", "a<|im_end|>b<tool>", "a <|im_end|> b <tool>"),
         ("gpt-2", "a <|im_end|> b", "a Ġ <|im_end|> Ġ b"),
@@ -82,6 +83,11 @@ def test_special_tokens_are_added_as_the_header_says(tmp_path: Path) -> None:
     assert tokens(made(tmp_path, sentence_piece()), "a", special=True) == ["<s>", "▁a"]
     values = sentence_piece(add_bos_token=False, add_eos_token=True, add_space_prefix=False)
     assert tokens(made(tmp_path, values), "a", special=True) == ["a", "</s>"]
+
+
+@pytest.mark.parametrize(("pre", "expected"), [("gemma4", ["<|im_start|>", "a"]), ("sarvam-moe", ["a"])])
+def test_gemma_begins_with_bos_even_if_the_header_denies_it(tmp_path: Path, pre: str, expected: list[str]) -> None:
+    assert tokens(made(tmp_path, byte_level(pre, add_bos_token=False)), "a", special=True) == expected
 
 
 def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
