@@ -105,7 +105,7 @@ def _similar(name: str, engine: str) -> Iterator[str]:
 LMI_VARIABLES = frozenset({
     "LMI_API_KEY", "LMI_CACHE", "LMI_DEFAULT_MODEL", "LMI_FRONT", "LMI_HOST", "LMI_LOG_FORMAT", "LMI_LOG_LEVEL",
     "LMI_SCRATCH", "LMI_UNKNOWN_OPTIONS",
-    "LMI_ACCEPT_AWS", "LMI_DEBUG_NODE", "LMI_ENGINE_MARK", "LMI_LAUNCH_KEY", "LMI_REHEARSAL", "LMI_URL",
+    "LMI_ACCEPT_AWS", "LMI_DEBUG_NODE", "LMI_ENGINE_MARKER", "LMI_LAUNCH_KEY", "LMI_REHEARSAL", "LMI_URL",
 })  # fmt: skip
 """Variables LMI_X: first those of the server, then those of its tools, examples and base images."""
 

@@ -8,6 +8,7 @@ them with each character of a token. In the meantime, all slots of llama-server 
 
 from __future__ import annotations
 
+import hashlib
 import random
 from bisect import bisect_right
 from collections import Counter
@@ -23,7 +24,6 @@ _MAX_STACKS = 2_000  # stacks that one stack may become without a character
 _MAX_STEPS = 20_000  # rules that may be entered to find them
 _MAX_CHAIN = 2_000  # rules that begin with each other
 _MAX_CALLS = 1_000_000  # visits of rules while llama.cpp looks for left recursion
-_DEPTH = 1  # characters by which positions are compared, beside the first
 _WALKS = 2  # responses that are tried from the root
 _CHARACTERS = 96  # of each of them
 _COMPARISON = 20  # measured cost of comparing two stacks, relative to comparing two characters
@@ -39,6 +39,10 @@ _TOO_SLOW = (
 
 _Suffix = tuple[Any, ...]
 """The rest of a token: nothing, or the kind of a character and the rest after it."""
+
+
+_Shape = bytes
+"""Describes stacks by the characters that they allow; equal shapes are taken for equal grammars."""
 
 
 class TooSlow(ValueError):
@@ -77,6 +81,8 @@ class Stacks:
         self._pairs: list[tuple[int, int]] = [(-1, 0)]
         self._numbers: dict[tuple[int, int], int] = {}
         self._expanded: dict[int, Sequence[int]] = {}
+        self._sets: dict[Characters, int] = {}
+        self._shapes: dict[int, _Shape] = {}
         self._check_beginnings()
         sets = {element for element in self._elements if isinstance(element, Characters)}
         bounds = {bound for element in sets for first, last in element.ranges for bound in (first, last + 1)}
@@ -129,28 +135,37 @@ class Stacks:
 
     def beginnings(self) -> Iterable[Sequence[int]]:
         """Return the stacks of each position at which a rule begins. Of many that begin alike, return the first two."""
-        alike = Counter[Any]()
+        alike = Counter[_Shape]()
         for at, element in enumerate(self._elements):
             if not isinstance(element, int):
                 continue
             stacks = self.expand(self._stack(at, 0))
             if len(stacks) - (0 in stacks) > 1:
-                key = frozenset(self._shape(stacks, depth=_DEPTH).items())
-                alike[key] += 1
-                if alike[key] < 3:
+                shape = self._shape([(self._top(stack), self._shape_after(stack)) for stack in stacks])
+                alike[shape] += 1
+                if alike[shape] < 3:
                     yield stacks
 
-    def _shape(self, stacks: Sequence[int], depth: int) -> Counter[Any]:
-        """Count the characters that stacks allow next, with those that follow after each of them."""
-        shape = Counter[Any]()
-        for stack in stacks:
+    def _top(self, stack: int) -> int:
+        """Return the number of the character at the top of a stack; -1 if the stack is empty."""
+        element = self._elements[self._pairs[stack][0]] if stack else None
+        return self._sets.setdefault(element, len(self._sets)) if isinstance(element, Characters) else -1
+
+    def _shape_after(self, stack: int) -> _Shape:
+        """Return the shape of the stacks after the next character. Many positions have the same stacks."""
+        if not stack:
+            return b""
+        known = self._shapes.get(stack)
+        if known is None:
             at, rest = self._pairs[stack]
-            following: Any = ()
-            if stack and depth:
-                after = self.expand(self._stack(at + 1, rest))
-                following = frozenset(self._shape(after, depth - 1).items())
-            shape[self._elements[at] if stack else None, following] += 1
-        return shape
+            after = self.expand(self._stack(at + 1, rest))
+            known = self._shapes[stack] = self._shape([(self._top(following), b"") for following in after])
+        return known
+
+    @staticmethod
+    def _shape(tops: Iterable[tuple[int, _Shape]]) -> _Shape:
+        """Return a digest of the characters that stacks allow next, each with the shape after it, in any order."""
+        return hashlib.blake2b(repr(sorted(tops)).encode(), digest_size=16).digest()
 
     def roots(self) -> Sequence[int]:
         """Return the stacks before the first character of a response."""
@@ -209,6 +224,19 @@ class Stacks:
             if isinstance(element, Characters) and kind in self._kinds[element]:
                 result.append((index, self._stack(at + 1, rest)))
         return result
+
+    def num_comparisons(self, stacks: Sequence[int]) -> int:
+        """Return how many stacks llama.cpp compares to go on after a character of each stack.
+
+        It does so for every stack, even if no token begins with the character.
+        """
+        total = 0
+        for stack in stacks:
+            if stack:
+                at, rest = self._pairs[stack]
+                count = len(self.expand(self._stack(at + 1, rest)))
+                total += count * (count - 1) // 2
+        return total
 
 
 class Trial:
@@ -278,8 +306,10 @@ class Trial:
         """Return how many characters llama.cpp compares to find the tokens that the stacks allow.
 
         Raises:
-            TooSlow: there are more than MAX_TRIALS.
+            TooSlow: there are more than MAX_TRIALS, or it compares too many stacks.
         """
+        if self._stacks.num_comparisons(stacks) * _COMPARISON > MAX_TRIALS:
+            raise TooSlow
         total = 0.0
         for first, tokens in self._tokens.items():
             after = self._stacks.after(stacks, first)

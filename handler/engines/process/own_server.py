@@ -21,8 +21,8 @@ from handler.engines.process.supervisor import (
     descendants,
     end_with_process,
     end_with_this_process,
-    marked,
     open_process,
+    processes_with,
 )
 from handler.engines.remote.servers import Failed
 
@@ -32,8 +32,8 @@ _GRACE = 5.0  # seconds for the engine to report the end of its server and to en
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MAX_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
-MARK = "LMI_ENGINE_MARK"
-"""The variable that marks all processes of a server, whatever session they begin."""
+MARKER = "LMI_ENGINE_MARKER"
+"""The variable whose value all processes of a server have in common, whatever session they begin."""
 _BREAK = re.compile(rb"[\r\n]")
 _MOST_LINES = 1000  # lines of a server in the log per period; more would fill disks, and hide all other lines
 _PERIOD = 10.0  # seconds
@@ -69,7 +69,7 @@ class OwnServer:
         self._name = name
         self._command = [*command, "--host", LOOPBACK, "--port", str(self._port)]
         self._environment = environment
-        self._mark = secrets.token_hex(16)
+        self._marker = secrets.token_hex(16)
         self._read_line = read_line
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -82,7 +82,7 @@ class OwnServer:
         Raises:
             OSError: the program cannot be run.
         """
-        end_with_this_process(self._mark)
+        end_with_this_process(self._marker)
         output = None if self._read_line is None else subprocess.PIPE
         with _default_signals():
             self._process = subprocess.Popen(
@@ -91,7 +91,7 @@ class OwnServer:
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 cwd="/",
-                env={**self._environment, MARK: self._mark},
+                env={**self._environment, MARKER: self._marker},
             )
         if self._read_line is not None and self._process.stdout is not None:
             arguments = (self._process.stdout, self._read_line, LineWriter(self._name))
@@ -157,7 +157,7 @@ class OwnServer:
             return
         self._stop_watch()
         # A script may have started the server in another session, or may have left it without a parent.
-        others = {*descendants(self._process.pid), *marked(self._mark)} if _TCP[0].exists() else ()
+        others = {*descendants(self._process.pid), *processes_with(self._marker)} if _TCP[0].exists() else ()
         opened = _open_all(others)
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -193,19 +193,19 @@ def _kill_all(processes: Iterable[int]) -> None:
 
 
 class LineWriter:
-    """Writes lines to standard error, but at most `_MOST_LINES` per `_PERIOD`. One line tells how many were left out.
+    """Writes lines to standard error, but at most `_MOST_LINES` per `_PERIOD`. One line tells how many were omitted.
 
-    Lines are also left out while nobody reads standard error. Otherwise, the server would wait for that too.
+    Lines are also omitted while nobody reads standard error. Otherwise, the server would wait for that too.
 
     Args:
         name: name of the server.
 
     Attributes:
-        num_left_out: number of lines left out that were not told yet.
+        num_omitted: number of omitted lines that were not reported yet.
     """
 
     def __init__(self, name: str) -> None:
-        self.num_left_out = 0
+        self.num_omitted = 0
         self._name = name
         self._began = time.monotonic()
         self._num_written = 0
@@ -216,20 +216,20 @@ class LineWriter:
         return max(self._began + _PERIOD - time.monotonic(), 0.0)
 
     def write(self, line: str) -> None:
-        """Write a line, or leave it out."""
+        """Write a line, or omit it."""
         if not self.seconds_left:
             self.end_period()
         if self._num_written < _MOST_LINES and _accepts_line(sys.stderr):
             self._num_written += 1
             _print(line)
         else:
-            self.num_left_out += 1
+            self.num_omitted += 1
 
     def end_period(self) -> None:
-        """Write how many lines were left out, and begin the next period."""
-        if self.num_left_out and _accepts_line(sys.stderr):
-            _print(f"WARNING {self._name}: {self.num_left_out} lines are left out, because there were too many")
-            self.num_left_out = 0
+        """Write how many lines were omitted, and begin the next period."""
+        if self.num_omitted and _accepts_line(sys.stderr):
+            _print(f"WARNING {self._name}: {self.num_omitted} lines were omitted, because there were too many")
+            self.num_omitted = 0
         self._began = time.monotonic()
         self._num_written = 0
 
@@ -270,8 +270,8 @@ def _read_lines(output: IO[bytes], read_line: Callable[[str], str], writer: Line
 
 
 def _read(fd: int, writer: LineWriter) -> bytes:
-    """Read from a server's output. If the server is silent, tell how many lines were left out before."""
-    while writer.num_left_out and not _is_ready(fd, select.POLLIN, writer.seconds_left):
+    """Read from a server's output. If the server is silent, tell how many lines were omitted before."""
+    while writer.num_omitted and not _is_ready(fd, select.POLLIN, writer.seconds_left):
         writer.end_period()
     return os.read(fd, 1 << 16)
 

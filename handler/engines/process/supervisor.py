@@ -489,7 +489,7 @@ class EngineSupervisor:
 # Linux signals its parent's death to the watcher. All other signals are blocked, as the signal that ends the engine may
 # be sent to its whole group. The watcher kills all processes of the session that the engine's process leads, because
 # Open MPI 5 gives each MPI worker a process group of its own, but not a session. It also kills all processes that have
-# the engine's mark in their environment, because a script may start a server in another session. It spares Python's
+# the engine's marker in their environment, because a script may start a server in another session. It spares Python's
 # resource trackers, which free the shared memory of killed processes and then end by themselves. It makes several
 # passes, as processes may be starting others.
 _WATCHER = """
@@ -504,7 +504,7 @@ def read(pid, name):
         return file.read()
 
 def is_of_engine(pid):
-    return os.getsid(pid) == os.getsid(0) or any(mark.encode() in read(pid, "environ") for mark in sys.argv[2:])
+    return os.getsid(pid) == os.getsid(0) or any(marker.encode() in read(pid, "environ") for marker in sys.argv[2:])
 
 for _ in range(20):
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
@@ -517,17 +517,17 @@ for _ in range(20):
 """
 
 
-def end_with_this_process(*marks: str) -> None:
+def end_with_this_process(*markers: str) -> None:
     """When this process ends, even if it is killed, end all processes in its session.
 
-    On Linux, processes in other sessions end too if their environment contains one of `marks`.
+    On Linux, processes in other sessions end too if their environment contains one of `markers`.
 
     An engine that is killed cannot stop its own workers, which would keep the GPU memory that the next engine needs.
     This function has no effect unless this process leads its session, as `supervisor.py` arranges. Any other session
     might contain processes that do not belong to the engine.
     """
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
-        subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid()), *marks], stdin=subprocess.DEVNULL)
+        subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid()), *markers], stdin=subprocess.DEVNULL)
 
 
 def end_with_children() -> Callable[[], None]:
@@ -610,11 +610,11 @@ def open_process(pid: int) -> int | None:
         return None
 
 
-def marked(mark: str) -> Iterator[int]:
-    """Yield the ids of all processes whose environment contains a mark."""
+def processes_with(marker: str) -> Iterator[int]:
+    """Yield the ids of all processes whose environment contains a marker."""
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # it has just ended, or it is another user's
-            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
                 yield pid
 
 

@@ -155,7 +155,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda: None
 
     monkeypatch.setattr(own_server, "end_with_process", end_with_process)
-    monkeypatch.setattr(own_server, "end_with_this_process", lambda mark: None)
+    monkeypatch.setattr(own_server, "end_with_this_process", lambda marker: None)
     return names
 
 

@@ -129,6 +129,8 @@ SLOW = {
     "left recursion behind rules that may be empty": 'root ::= e root "a" | "b"\ne ::= f f\nf ::= "" | "c"',
     "left recursion behind one such rule": 'root ::= e root "a" | "b"\ne ::= f\nf ::= ""',
     "many optional letters that are repeated": "root ::= " + '("a" | "a"?)+ ' * 90,  # 361 stacks after each letter
+    "400 optional letters that differ": "root ::= " + " ".join(f'"{chr(0x100 + at)}"?' for at in range(400)),
+    "400 letters in a loop": "root ::= (" + " | ".join(f'"{chr(0x100 + at)}"' for at in range(400)) + ")*",
     "a chain of rules": "".join(f"r{at} ::= r{at + 1}\n" for at in range(3000)) + "r3000 ::= [a]\nroot ::= r0",
 }  # fmt: skip
 
@@ -166,6 +168,7 @@ QUICK = {
     "a long repetition": "root ::= [a-z ]{0,1900}",
     "a few optional parts": 'root ::= "a"? "b"? [0-9]? [a-z]? "!"',
     "a loop of loops": 'root ::= (("a"?)*)* "b"',
+    "150 optional letters that differ": "root ::= " + " ".join(f'"{chr(0x100 + at)}"?' for at in range(150)),
     "words": "root ::= [a-z]+ ( [ ,] [a-z]+ ){0,50}",
 }
 

@@ -232,7 +232,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: None
 
     monkeypatch.setattr(own_server, "end_with_process", end_with_process)
-    monkeypatch.setattr(own_server, "end_with_this_process", lambda mark: None)
+    monkeypatch.setattr(own_server, "end_with_this_process", lambda marker: None)
 
 
 @pytest.mark.usefixtures("alone")
@@ -349,16 +349,16 @@ def test_a_flood_of_lines_is_cut(
     monkeypatch.setattr(own_server, "_MOST_LINES", 5)
     monkeypatch.setattr(own_server, "_PERIOD", 3600.0 if ends else 2.0)
     server = running(FLOOD + ("" if ends else "time.sleep(3600)"), child.ServerLog())
-    lines, left_out = list[str](), list[int]()
+    lines, omitted = list[str](), list[int]()
 
     def is_told() -> bool:
         lines.extend(capfd.readouterr().err.splitlines())
-        left_out[:] = [int(line.split()[2]) for line in lines if "lines are left out" in line]
-        return sum(left_out) + len(lines) - len(left_out) == 3001
+        omitted[:] = [int(line.split()[2]) for line in lines if "lines were omitted" in line]
+        return sum(omitted) + len(lines) - len(omitted) == 3001
 
-    wait_for(is_told, 60, "the lines that were left out are not counted")
+    wait_for(is_told, 60, "the lines that were omitted are not counted")
     assert lines[0].startswith("ERROR llama-server: line 0 xxx")
-    assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines are left out, because there were too many"]
+    assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines were omitted, because there were too many"]
     server.stop()
 
 
