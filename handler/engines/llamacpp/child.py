@@ -356,8 +356,8 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     if config.task is not Task.GENERATION:
         # A text must fit into one batch.
         batch = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MAX_BATCH)
-        most = config.options.max_num_batched_tokens or batch
-        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": most, "LLAMA_ARG_UBATCH": batch}
+        step = config.options.max_num_batched_tokens or batch
+        variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": step, "LLAMA_ARG_UBATCH": batch}
         if config.task is Task.RERANK:
             variables["LLAMA_ARG_RERANKING"] = 1
         elif config.options.pooling != "auto":

@@ -216,7 +216,7 @@ class ImagePrompt:
         if begin and projector.bos and texts[0].startswith(projector.bos):
             texts[0] = texts[0].removeprefix(projector.bos)
         if any(projector.marker in text for text in texts):
-            raise Refused(400, "a chat with images must not contain the text with which llama-server marks images")
+            raise Refused(400, "a chat with images must not contain the text by which llama-server recognizes images")
         rest = _remaining(ids, begin, await tokenized(tokenize, _content(texts)))
         if rest:
             pieces = await load_pieces()

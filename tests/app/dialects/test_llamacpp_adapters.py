@@ -117,7 +117,7 @@ def test_an_adapter_that_the_server_lacks_prevents_the_start(model: Path) -> Non
     assert tokenizer.vocabulary is not None
     with (
         llama_server.listening(tokenizer.vocabulary.pieces) as upstream,
-        pytest.raises(Exception, match=r"the adapter missing cannot be used: .*start it with --lora"),
+        pytest.raises(Exception, match=r"the adapter missing cannot be used: .*restart llama-server with --lora"),
         serve(*arguments(model, upstream, "option.lora_modules=missing=/m/x.gguf")) as server,
     ):
         server.wait_ready()

@@ -230,7 +230,7 @@ def test_what_is_refused(front: Front, word: str) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({**body, "min_tokens": 2}, "min_new_tokens cannot be combined with images on llama-server"),
         (_openai(f"{word} {MARKER}", *map(data_url, IMAGES)), f"must not contain the text {MARKER}"),
-        (_openai(f"{word} {front.marker}", *map(data_url, IMAGES)), "the text with which llama-server marks images"),
+        (_openai(f"{word} {front.marker}", *map(data_url, IMAGES)), "the text by which llama-server recognizes images"),
         (_openai(word, *[data_url(b"GIF89a nothing")] * 2), "image"),
         (_openai(word * 1200, *map(data_url, IMAGES)), ""),
     ]

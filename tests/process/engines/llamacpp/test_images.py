@@ -341,7 +341,7 @@ def test_a_prompt_that_the_server_would_read_otherwise_is_refused(double: Both) 
         assert "divides the text of this prompt into other tokens" in refusal(found, chat)
         server.encode = encode
         quoted = double.tokenizer.encode_chat([{"role": "user", "content": [IMAGE, text(double.marker)]}])
-        assert "with which llama-server marks images" in refusal(found, Chat(quoted, [picture(1)]))
+        assert "by which llama-server recognizes images" in refusal(found, Chat(quoted, [picture(1)]))
         assert not server.received
         assert asked(found, [chat], SAMPLING)[0].finish is not Finish.ERROR
 
