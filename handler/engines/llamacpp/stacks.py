@@ -27,6 +27,8 @@ _MAX_CALLS = 1_000_000  # visits of rules while llama.cpp looks for left recursi
 _WALKS = 2  # responses that are tried from the root
 _CHARACTERS = 96  # of each of them
 _COMPARISON = 20  # measured cost of comparing two stacks, relative to comparing two characters
+_SHORT_COMPARISON = 2  # the same for stacks that differ early, as those of most regular expressions
+_MANY = 300  # comparisons of stacks after a character, with which the later characters of tokens matter too
 _SAMPLE = 1024  # tokens of a vocabulary that are tried
 _LONGEST = 128  # of them, the longest
 _MOST_CHARACTERS = 32  # of a token
@@ -58,6 +60,11 @@ class Sample:
     Args:
         texts: the text of each token; None or "" for tokens that a grammar never allows.
         size: number of tokens, if there are more than texts.
+
+    Attributes:
+        texts: the sample.
+        weight: number of tokens that each of them stands for.
+        spread: for each length, how many beginnings of tokens each beginning of the sample stands for.
     """
 
     def __init__(self, texts: Iterable[str | None], size: int = 0) -> None:
@@ -65,6 +72,13 @@ class Sample:
         step = max(len(known) // (_SAMPLE - _LONGEST), 1)
         self.texts = list(dict.fromkeys([*known[::step], *known[-_LONGEST:]]))
         self.weight = max(len(known), size) / max(len(self.texts), 1)
+        lengths = range(_MOST_CHARACTERS + 1)
+        self.spread = [_num_beginnings(known, length) / _num_beginnings(self.texts, length) for length in lengths]
+
+
+def _num_beginnings(texts: Iterable[str], length: int) -> int:
+    """Return how many different beginnings of this length the texts have, at least 1."""
+    return max(len({text[:length] for text in texts if len(text) >= length}), 1)
 
 
 class Stacks:
@@ -225,6 +239,17 @@ class Stacks:
                 result.append((index, self._stack(at + 1, rest)))
         return result
 
+    def next(self, stack: int) -> int:
+        """Return the stack after a character, which is not expanded."""
+        at, rest = self._pairs[stack]
+        return self._stack(at + 1, rest)
+
+    def passing(self, stack: int, suffixes: frozenset[_Suffix]) -> frozenset[_Suffix]:
+        """Return the suffixes whose first character the stack allows."""
+        element = self._elements[self._pairs[stack][0]] if stack else None
+        kinds = self._kinds[element] if isinstance(element, Characters) else frozenset()
+        return frozenset(suffix for suffix in suffixes if suffix[0] in kinds)
+
     def num_comparisons(self, stacks: Sequence[int]) -> int:
         """Return how many stacks llama.cpp compares to go on after a character of each stack.
 
@@ -233,8 +258,7 @@ class Stacks:
         total = 0
         for stack in stacks:
             if stack:
-                at, rest = self._pairs[stack]
-                count = len(self.expand(self._stack(at + 1, rest)))
+                count = len(self.expand(self.next(stack)))
                 total += count * (count - 1) // 2
         return total
 
@@ -253,6 +277,9 @@ class Trial:
         for text in sample.texts:
             first, suffix = self._suffix(stacks.classes(text))
             self._tokens.setdefault(first, Counter())[suffix] += 1
+        self._suffixes = frozenset((first, suffix) for first, found in self._tokens.items() for suffix in found)
+        self._spread = sample.spread
+        self._rejected: dict[tuple[int, frozenset[_Suffix]], tuple[frozenset[_Suffix], float]] = {}
         self._after: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
         self._found: dict[tuple[int, _Suffix], tuple[bool, float]] = {}
         self._seen: set[frozenset[int]] = set()
@@ -318,7 +345,41 @@ class Trial:
                 total += trials * count * self._weight
             if total > MAX_TRIALS:
                 raise TooSlow
+        if self._stacks.num_comparisons(stacks) > _MANY:
+            self._reject(stacks, self._suffixes, 0)
         return total
+
+    def _reject(
+        self, stacks: Sequence[int], suffixes: frozenset[_Suffix], length: int
+    ) -> tuple[frozenset[_Suffix], float]:
+        """Return the tokens that no stack allows, and the cost of comparing stacks to find them, in characters.
+
+        Each stack gets those that all stacks before it reject. llama.cpp goes on after a character of every stack, even
+        if no token is left.
+
+        Args:
+            suffixes: rests of the tokens.
+            length: number of characters before them.
+
+        Raises:
+            TooSlow: the cost exceeds MAX_TRIALS.
+        """
+        total = self._stacks.num_comparisons(stacks) * self._spread[length] * _SHORT_COMPARISON
+        left = frozenset(filter(None, suffixes))
+        for stack in stacks:
+            passing = self._stacks.passing(stack, left)
+            if not passing:
+                continue
+            rests = frozenset(rest for _, rest in passing)
+            after = self._stacks.next(stack)
+            if (after, rests) not in self._rejected:
+                self._rejected[after, rests] = self._reject(self._stacks.expand(after), rests, length + 1)
+            rejected, count = self._rejected[after, rests]
+            left = left - passing | {suffix for suffix in passing if suffix[1] in rejected}
+            total += count
+            if total > MAX_TRIALS:
+                raise TooSlow
+        return left, total
 
     def _try(self, after: Sequence[tuple[int, int]], num_stacks: int, suffix: _Suffix) -> tuple[bool, float]:
         """Return whether stacks allow the rest of a token after a character, and how many characters are compared.

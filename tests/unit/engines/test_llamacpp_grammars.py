@@ -114,6 +114,13 @@ def test_a_grammar_that_llama_cpp_would_refuse_is_refused_with_a_reason(text: st
 # -- the time that llama.cpp would need --------------------------------------------------------------------------------
 # Each of these stalled all slots of a real llama-server for seconds, or for ever (with a vocabulary of 49,152 tokens).
 
+
+def optional_letters(count: int) -> str:
+    """The letters that are the beginnings of most tokens, and then others. Each token is tried on all that follow."""
+    letters = [chr(0x61 + at) for at in range(26)] + [chr(0x100 + at) for at in range(26, count)]
+    return "root ::= " + " ".join(f'"{letter}"?' for letter in letters[:count])
+
+
 SLOW = {
     "optional parts": "root ::= " + "[a-z]? " * 30,
     "400 optional parts through references": "root ::= b b\nb ::= c c\nc ::= d d\nd ::= " + "[a-z]? " * 50,
@@ -130,6 +137,7 @@ SLOW = {
     "left recursion behind one such rule": 'root ::= e root "a" | "b"\ne ::= f\nf ::= ""',
     "many optional letters that are repeated": "root ::= " + '("a" | "a"?)+ ' * 90,  # 361 stacks after each letter
     "400 optional letters that differ": "root ::= " + " ".join(f'"{chr(0x100 + at)}"?' for at in range(400)),
+    "letters of tokens among 80 optional ones": optional_letters(80),
     "400 letters in a loop": "root ::= (" + " | ".join(f'"{chr(0x100 + at)}"' for at in range(400)) + ")*",
     "a chain of rules": "".join(f"r{at} ::= r{at + 1}\n" for at in range(3000)) + "r3000 ::= [a]\nroot ::= r0",
 }  # fmt: skip
@@ -160,6 +168,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """
 
 QUICK = {
+    "30 optional letters that differ": optional_letters(30),
     "JSON, as in llama.cpp's examples": JSON,
     "a list": 'root ::= item+\nitem ::= "- " [^\\r\\n\\x0b\\x0c\\x85\\u2028\\u2029]+ "\\n"',
     "arithmetic": 'root ::= (expr "=" ws term "\\n")+\nexpr ::= term ([-+*/] term)*\n'
