@@ -277,7 +277,7 @@ class Trial:
         for text in sample.texts:
             first, suffix = self._suffix(stacks.classes(text))
             self._tokens.setdefault(first, Counter())[suffix] += 1
-        self._suffixes = frozenset((first, suffix) for first, found in self._tokens.items() for suffix in found)
+        self._suffixes = frozenset((first, suffix) for first, rests in self._tokens.items() for suffix in rests)
         self._spread = sample.spread
         self._rejected: dict[tuple[int, frozenset[_Suffix]], tuple[frozenset[_Suffix], float]] = {}
         self._after: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
