@@ -119,7 +119,7 @@ def test_at_the_start_all_are_asked_and_the_least_context_counts(capfd: pytest.C
             assert (len(other.received), len(locked.received)) == (0, 0)
     said = capfd.readouterr().err
     assert (
-        f"{other.url} serves another model: 'another' instead of 'model'; other servers are preferred for 1 s" in said
+        f"{other.url} serves another model: 'another' instead of 'served'; other servers are preferred for 1 s" in said
     )
     assert f"{locked.url} answered 401: " in said
 
