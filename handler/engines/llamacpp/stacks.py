@@ -13,6 +13,7 @@ import random
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from handler.engines.llamacpp.gbnf import Characters, Rules
@@ -72,13 +73,23 @@ class Sample:
         step = max(len(known) // (_SAMPLE - _LONGEST), 1)
         self.texts = list(dict.fromkeys([*known[::step], *known[-_LONGEST:]]))
         self.weight = max(len(known), size) / max(len(self.texts), 1)
-        lengths = range(_MOST_CHARACTERS + 1)
-        self.spread = [_num_beginnings(known, length) / _num_beginnings(self.texts, length) for length in lengths]
+        pairs = zip(_num_beginnings(known), _num_beginnings(self.texts), strict=True)
+        self.spread = [all_beginnings / own_beginnings for all_beginnings, own_beginnings in pairs]
 
 
-def _num_beginnings(texts: Iterable[str], length: int) -> int:
-    """Return how many different beginnings of this length the texts have, at least 1."""
-    return max(len({text[:length] for text in texts if len(text) >= length}), 1)
+def _num_common(first: str, second: str) -> int:
+    """Return the number of characters at the beginnings of two texts that are equal."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(first), len(second)))
+
+
+def _num_beginnings(texts: Iterable[str]) -> list[int]:
+    """Return how many different beginnings of each length the texts have, at least 1."""
+    num_new = [0] * (_MOST_CHARACTERS + 2)  # differences between the numbers of adjacent lengths
+    for previous, text in pairwise(["", *sorted(texts)]):
+        num_new[_num_common(previous, text) + 1] += 1
+        num_new[len(text) + 1] -= 1
+    return [max(number, 1) for number in accumulate(num_new[:-1])]
 
 
 class Stacks:
@@ -171,8 +182,7 @@ class Stacks:
             return b""
         known = self._shapes.get(stack)
         if known is None:
-            at, rest = self._pairs[stack]
-            after = self.expand(self._stack(at + 1, rest))
+            after = self.expand(self.next(stack))
             known = self._shapes[stack] = self._shape([(self._top(following), b"") for following in after])
         return known
 
@@ -231,24 +241,17 @@ class Stacks:
         Args:
             kind: the character's number from `classes`.
         """
-        result = []
-        for index, stack in enumerate(stacks):
-            at, rest = self._pairs[stack]
-            element = self._elements[at] if stack else None
-            if isinstance(element, Characters) and kind in self._kinds[element]:
-                result.append((index, self._stack(at + 1, rest)))
-        return result
+        return [(index, self.next(stack)) for index, stack in enumerate(stacks) if kind in self.kinds(stack)]
 
     def next(self, stack: int) -> int:
         """Return the stack after a character, which is not expanded."""
         at, rest = self._pairs[stack]
         return self._stack(at + 1, rest)
 
-    def passing(self, stack: int, suffixes: frozenset[_Suffix]) -> frozenset[_Suffix]:
-        """Return the suffixes whose first character the stack allows."""
+    def kinds(self, stack: int) -> frozenset[int]:
+        """Return the kinds of the characters that an expanded stack allows."""
         element = self._elements[self._pairs[stack][0]] if stack else None
-        kinds = self._kinds[element] if isinstance(element, Characters) else frozenset()
-        return frozenset(suffix for suffix in suffixes if suffix[0] in kinds)
+        return self._kinds[element] if isinstance(element, Characters) else frozenset()
 
     def num_comparisons(self, stacks: Sequence[int]) -> int:
         """Return how many stacks llama.cpp compares to go on after a character of each stack.
@@ -335,7 +338,8 @@ class Trial:
         Raises:
             TooSlow: there are more than MAX_TRIALS, or it compares too many stacks.
         """
-        if self._stacks.num_comparisons(stacks) * _COMPARISON > MAX_TRIALS:
+        num_comparisons = self._stacks.num_comparisons(stacks)
+        if num_comparisons * _COMPARISON > MAX_TRIALS:
             raise TooSlow
         total = 0.0
         for first, tokens in self._tokens.items():
@@ -345,7 +349,7 @@ class Trial:
                 total += trials * count * self._weight
             if total > MAX_TRIALS:
                 raise TooSlow
-        if self._stacks.num_comparisons(stacks) > _MANY:
+        if num_comparisons > _MANY:
             self._reject(stacks, self._suffixes, 0)
         return total
 
@@ -367,7 +371,8 @@ class Trial:
         total = self._stacks.num_comparisons(stacks) * self._spread[length] * _SHORT_COMPARISON
         left = frozenset(filter(None, suffixes))
         for stack in stacks:
-            passing = self._stacks.passing(stack, left)
+            kinds = self._stacks.kinds(stack)
+            passing = frozenset(suffix for suffix in left if suffix[0] in kinds)
             if not passing:
                 continue
             rests = frozenset(rest for _, rest in passing)
