@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import re
 import struct
@@ -29,7 +30,7 @@ _MAX_PARTS = (1 << 16) - 1  # llama.cpp's own limit
 _PART = re.compile("-[0-9]{5}-of-")  # in the name of a file of a model in several parts
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
-_TOKENS = b"tokenizer.ggml.tokens"
+_TOKENIZER, _TOKENS = b"tokenizer.", b"tokenizer.ggml.tokens"
 _HEADS = frozenset({b"cls.weight", b"cls.output.weight"})
 """Names of the matrices with which llama.cpp scores texts. A model has one of them, or both."""
 _NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
@@ -225,6 +226,17 @@ def read_values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, ob
     if tokens and not isinstance(tokens[0], bytes):
         raise ValueError(f"{path} is broken: {_TOKENS.decode()} is a list of another type")
     return values
+
+
+def values_before_tokenizer(path: Path) -> dict[bytes, object]:
+    """Return the key-value pairs before the tokenizer's, which are long. Projectors and adapters have no tokenizer.
+
+    Raises:
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
+    """
+    with path.open("rb") as file:
+        pairs = _pairs(file, _begin(file)[1])
+        return dict(itertools.takewhile(lambda pair: not pair[0].startswith(_TOKENIZER), pairs))
 
 
 def contents_of(values: Mapping[bytes, object]) -> tuple[str, int]:

@@ -225,21 +225,20 @@ class Sizes(NamedTuple):
     prompts_mib: int
 
 
-def sizes(config: EngineConfig, free: int | None) -> Sizes:
+def sizes(config: EngineConfig, header: gguf.Header, free: int | None) -> Sizes:
     """Return the sizes of a server's caches.
 
     Each slot has a cache for the context of a request if all of them fit into the memory for the KV cache. Otherwise,
     the slots share a cache that is as large as the memory allows.
 
     Args:
+        header: that of the model.
         free: number of bytes of memory that are available; None if unknown.
     """
-    options, file = config.options, config.weights_path
-    num_slots = options.max_rolling_batch_size
-    header = gguf.check_parts(file)
+    options, num_slots = config.options, config.options.max_rolling_batch_size
     context = gguf.find_context_length(header.values.items()) or _LEAST_CONTEXT
     token_bytes = cache_bytes(header.values)
-    left = None if free is None else max(free - gguf.size(file, header.num_parts), 0)
+    left = None if free is None else max(free - gguf.size(config.weights_path, header.num_parts), 0)
     memory = options.kv_cache_gib * _GIB or min(_CACHE_GIB * _GIB, _CACHE_GIB * _GIB if left is None else left // 2)
     room = memory // token_bytes if token_bytes else num_slots * context
     context = options.max_model_len or min(context, max(room, _LEAST_CONTEXT))
@@ -290,11 +289,14 @@ def free_memory() -> int | None:
     return min(free, default=None)
 
 
-def step_tokens(config: EngineConfig) -> int:
-    """Return the number of prompt tokens that a server computes before it responds to other requests."""
-    file = config.weights_path
+def step_tokens(config: EngineConfig, num_parts: int) -> int:
+    """Return the number of prompt tokens that a server computes before it responds to other requests.
+
+    Args:
+        num_parts: number of files into which the model is split.
+    """
     num_cores = num_threads() or os.cpu_count() or 1
-    is_large = gguf.size(file, gguf.check_parts(file).num_parts) > num_cores * _GIB
+    is_large = gguf.size(config.weights_path, num_parts) > num_cores * _GIB
     return config.options.max_num_batched_tokens or (_STEP_OF_LARGE if is_large else _STEP)
 
 
@@ -340,14 +342,15 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     Args:
         key: API key of the server, which other users of the machine do not see in the environment.
     """
-    size, threads = sizes(config, free_memory()), num_threads()
+    header, threads = gguf.check_parts(config.weights_path), num_threads()
+    size = sizes(config, header, free_memory())
     variables: dict[str, object] = {
         "LLAMA_API_KEY": key,
         "LLAMA_ARG_CTX_SIZE": size.num_tokens,
         "LLAMA_ARG_N_PARALLEL": size.num_slots,
         "LLAMA_ARG_KV_UNIFIED": int(size.shared),
         "LLAMA_ARG_CACHE_RAM": size.prompts_mib,
-        "LLAMA_ARG_BATCH": step_tokens(config),
+        "LLAMA_ARG_BATCH": step_tokens(config, header.num_parts),
         "LLAMA_ARG_CTX_CHECKPOINTS": 0,  # b11434 can restore one that contains a token of another prompt
         "LLAMA_ARG_OFFLINE": 1,
         "LLAMA_ARG_UI": 0,
@@ -355,7 +358,8 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     }
     if config.task is not Task.GENERATION:
         # A text must fit into one batch.
-        batch = min(config.options.max_model_len or gguf.context_length(config.weights_path) or _BATCH, _MAX_BATCH)
+        context = config.options.max_model_len or gguf.find_context_length(header.values.items())
+        batch = min(context or _BATCH, _MAX_BATCH)
         step = config.options.max_num_batched_tokens or batch
         variables |= {"LLAMA_ARG_EMBEDDINGS": 1, "LLAMA_ARG_BATCH": step, "LLAMA_ARG_UBATCH": batch}
         if config.task is Task.RERANK:
@@ -404,15 +408,22 @@ def find_projector(file: Path) -> Path | None:
 
     A directory may contain several models. A projector belongs to those with its width and its base model.
     """
-    model, projectors = gguf.check_parts(file).values, list[tuple[bool, Path]]()
-    name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
+    projectors = dict[Path, Mapping[bytes, object]]()
     for path in model_files.gguf_files(file.parent):
         with contextlib.suppress(OSError, ValueError):
-            values = gguf.read_values(path)
-            fits = values.get(_WIDTH) == width and values.get(_BASE) in (None, name)
-            if fits and gguf.contents_of(values)[0] == "mmproj":
-                projectors.append((values.get(b"general.file_type") != 1, path))  # 1: F16
-    return min(projectors)[1] if projectors else None
+            values = gguf.values_before_tokenizer(path)
+            if gguf.contents_of(values)[0] == "mmproj":
+                projectors[path] = values
+    if not projectors:
+        return None
+    model = gguf.check_parts(file).values
+    name, width = (model.get(key) for key in (_BASE, _prefix(model) + b".embedding_length"))
+    fitting = [
+        (values.get(b"general.file_type") != 1, path)  # 1: F16
+        for path, values in projectors.items()
+        if values.get(_WIDTH) == width and values.get(_BASE) in (None, name)
+    ]
+    return min(fitting)[1] if fitting else None
 
 
 def command(config: EngineConfig) -> list[str]:

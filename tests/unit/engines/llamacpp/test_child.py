@@ -73,7 +73,7 @@ def test_the_caches_fit_into_the_memory(
     file: Path, token: int, free: int | None, options: dict[str, Any], found: Sizes
 ) -> None:
     total = None if free is None else free + file.stat().st_size
-    assert child.sizes(config(file, **options), total) == found
+    assert child.sizes(config(file, **options), gguf.check_parts(file), total) == found
     assert found.num_tokens * token <= max(free or 64 * GIB, 2048 * token) or "max_model_len" in options
 
 
@@ -111,11 +111,24 @@ def test_large_models_compute_fewer_tokens_at_once(file: Path, monkeypatch: pyte
     monkeypatch.setattr(child, "num_threads", lambda: 2)
     for size, tokens in ((2 * GIB, 1024), (2 * GIB + 1, 512)):
         monkeypatch.setattr(gguf, "size", lambda first, parts, size=size: size)
-        assert child.step_tokens(config(file)) == tokens
-        assert child.step_tokens(config(file, max_num_batched_tokens=64)) == 64
+        assert child.step_tokens(config(file), 1) == tokens
+        assert child.step_tokens(config(file, max_num_batched_tokens=64), 1) == 64
     monkeypatch.setattr(child, "num_threads", lambda: None)  # all of the machine's cores
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert child.step_tokens(config(file)) == 1024
+    assert child.step_tokens(config(file), 1) == 1024
+
+
+def test_a_start_reads_the_header_of_a_model_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, check = list[Path](), gguf.check_parts
+
+    def counted(path: Path) -> gguf.Header:
+        reads.append(path)
+        return check(path)
+
+    monkeypatch.setattr(gguf, "check_parts", counted)
+    assert child.environment(config(file), "key")["LLAMA_ARG_BATCH"] == "1024"
+    assert not child.has_projector(config(file))
+    assert reads == [file]
 
 
 def with_flags(file: Path, *flags: str) -> EngineConfig:
