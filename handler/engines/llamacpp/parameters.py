@@ -185,9 +185,8 @@ def grammar(rule: StructuredOutput) -> Mapping[str, Any]:
             return {"json_schema": {"type": "object"}}
         case "json_schema":
             schema = json.loads(rule.value)
-            check_schema(schema)
             written = schema_grammar(schema)
-            return {"json_schema": schema} if written.is_native else _gbnf(written.text)
+            return _gbnf(written.text) if written.unenforced else {"json_schema": schema}
         case "regex":
             return _gbnf(f"root ::= {regex_grammar(rule.value)}")
         case "choice":
@@ -248,41 +247,3 @@ def check_pooling(config: EngineConfig) -> None:
     else:
         return
     raise ConfigError(Problem("", "option.pooling", f"option.pooling={pooling}: {reason}"))
-
-
-_IGNORED = frozenset((
-    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",
-    "patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
-    "dependencies", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "$dynamicRef",
-))  # fmt: skip
-"""Keywords that llama.cpp ignores, so that a response may violate the schema."""
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_OF_SUBSCHEMAS = ("properties", "$defs", "definitions")
-_VALUES = ("const", "enum", "default", "examples")
-
-
-def check_schema(schema: Any) -> None:
-    """Raise ValueError if llama.cpp would ignore a keyword of a schema."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += part
-        if not isinstance(part, dict):
-            continue
-        ignored = [name for name in part if name in _IGNORED and not _is_neutral(name, part[name])]
-        if "number" in part.get("type", ()):
-            ignored += [name for name in _BOUNDS if name in part]
-        if ignored:
-            raise ValueError(f"llama-server does not enforce {ignored[0]!r} in JSON schemas")
-        for name in _OF_SUBSCHEMAS:
-            if isinstance(part.get(name), dict):
-                waiting += part[name].values()
-        waiting += [value for name, value in part.items() if name not in (*_OF_SUBSCHEMAS, *_VALUES)]
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a keyword changes nothing, because the grammar is as strict without it."""
-    if name in ("unevaluatedProperties", "unevaluatedItems", "additionalItems"):
-        return isinstance(value, bool)  # a grammar without it already allows only what the schema names
-    return name == "uniqueItems" and value is False

@@ -7,19 +7,31 @@ llama.cpp accepts any string where it does not support the expression, and ignor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from handler.core.numbers import is_digits
 from handler.engines.structured_output.characters import choice_of, either
 from handler.engines.structured_output.formats import FORMATS
-from handler.engines.structured_output.json_grammar import integers
+from handler.engines.structured_output.json_grammar import integers, numbers
+from handler.engines.structured_output.keywords import (
+    BOUNDS,
+    HEADS,
+    LIMITING,
+    NEVER,
+    OF_TYPE,
+    Types,
+    is_idle,
+    names_in,
+)
 from handler.engines.structured_output.regex import regex_grammar
 
 _MAX_DEPTH = 64  # of nested subschemas, which llama.cpp visits by recursion
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_MAX_BOUND = 1 << 53  # of integers; llama.cpp rounds larger ones, and takes 64 bits of them
 _MANY_VALUES = 32  # of an enum; llama.cpp tries every token with each of them
 _MANY_PROPERTIES = 16  # optional properties of an object
+_OF_OBJECT = ("properties", "required", "additionalProperties")
+_NO_SCHEMA = "the schema, or a part of it, is neither an object nor `true`"
 _NATIVE = ("date", "time", "date-time", "uuid")  # formats that llama.cpp enforces
 
 _SPACE = r"""
@@ -52,15 +64,18 @@ def schema_grammar(schema: Any) -> SchemaGrammar:
         ValueError: a subschema is nested too deeply, or cannot be converted.
     """
     written = SchemaGrammar(schema)
-    return written if written.is_native else SchemaGrammar(schema, is_compact=True)
+    return SchemaGrammar(schema, is_compact=True) if written.unenforced else written
 
 
 class SchemaGrammar:
-    """The grammar of a schema.
+    """The grammar of a schema, which enforces all of its keywords.
+
+    Raises:
+        ValueError: llama.cpp would ignore a keyword, or a subschema cannot be converted.
 
     Attributes:
         text: the grammar.
-        is_native: whether llama.cpp itself would enforce all of the schema, and its grammar is not slow.
+        unenforced: the first keyword that llama.cpp does not enforce itself, or is slow with; "" if there is none.
     """
 
     def __init__(self, schema: Any, *, is_compact: bool = False) -> None:
@@ -68,16 +83,21 @@ class SchemaGrammar:
         self._root = schema
         self._rules: list[str] = []
         self._references: dict[str, str] = {}  # $ref -> rule
+        self._types = Types(schema)
         self._is_mixed = False  # whether an object may have other properties beside its `properties`
-        self.is_native = True
+        self.unenforced = ""
         root = self._element(schema, 0)
         if self._is_mixed and is_compact:
             raise ValueError(
-                "llama-server does not enforce 'pattern' or 'format' in a schema where an object has 'properties' and "
-                "may have additional ones"
+                f"llama-server does not enforce this {self.unenforced!r} in a schema where an object has 'properties' "
+                "and may have additional ones: set additionalProperties to false"
             )
         space = _COMPACT if is_compact else _SPACE
         self.text = "\n".join([f"root ::= {root}", *self._rules]) + space + _COMMON
+
+    def _convert(self, keyword: str) -> None:
+        """Record a keyword for which the grammar is sent instead of the schema."""
+        self.unenforced = self.unenforced or keyword
 
     def _rule(self, expression: str) -> str:
         self._rules.append(f"r{len(self._rules)} ::= {expression}")
@@ -87,38 +107,71 @@ class SchemaGrammar:
         """Return a GBNF element for a subschema, which can be repeated or combined with others."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"a schema for llama-server must not have more than {_MAX_DEPTH} nested subschemas")
+        if schema is True:
+            self._convert("true")
+            return "value"
         if not isinstance(schema, dict):
-            raise ValueError("llama-server supports only objects as schemas")
+            raise ValueError(_NO_SCHEMA)
         if "$ref" in schema:
+            self._check_beside(schema, "$ref")
             return self._reference(schema["$ref"], depth)
         for name in ("oneOf", "anyOf"):
             if name in schema:
+                self._check_beside(schema, name)
                 return either([self._element(part, depth + 1) for part in _list(schema, name)])
+        for name in ("const", "enum"):
+            if name in schema:
+                self._check_beside(schema, name)
+                return _json(schema["const"]) if name == "const" else self._values(_list(schema, "enum"))
         kind = schema.get("type")
         if isinstance(kind, list):
             return either([self._element({**schema, "type": type}, depth + 1) for type in _list(schema, "type")])
-        if "const" in schema:
-            return _json(schema["const"])
-        if "enum" in schema:
-            return self._values(_list(schema, "enum"))
         return self._of_type(kind, schema, depth)
+
+    def _check_beside(self, schema: Mapping[str, Any], head: str) -> None:
+        """Raise ValueError if a subschema has keywords that llama.cpp ignores because of its keyword `head`."""
+        for name in _limiting(schema):
+            is_implied = name == "type" and self._types.are(schema[head], head, schema["type"])
+            if name != head and not is_implied:
+                raise ValueError(f"llama-server does not enforce {name!r} beside {head!r} in JSON schemas")
 
     def _of_type(self, kind: Any, schema: Mapping[str, Any], depth: int) -> str:
         has_properties = "properties" in schema or schema.get("additionalProperties", True) is not True
         if "allOf" in schema and kind in (None, "object", "string") and not (kind != "string" and has_properties):
-            return self._all_of(_list(schema, "allOf"), depth)
+            return self._all_of(schema, depth)
         if kind == "object" or (kind is None and has_properties):
             return self._object(schema, depth)
         if kind == "array" or (kind is None and schema.keys() & {"items", "prefixItems"}):
             return self._array(schema, depth)
         if kind == "string" or (kind is None and schema.keys() & {"pattern", "format", "minLength", "maxLength"}):
+            _check_of_type(schema, "string", OF_TYPE["string"])
             return self._string(schema)
-        if kind == "integer":
-            return integers({name: schema[name] for name in _BOUNDS if name in schema}) or "integer"
-        return "value" if kind is None else str(kind)
+        if kind in ("integer", "number"):
+            return self._number(kind, schema)
+        if kind is None:
+            for name in _limiting(schema):
+                raise ValueError(f"llama-server does not enforce {name!r} without 'type' in JSON schemas")
+            return "value"
+        _check_of_type(schema, str(kind), ())
+        return str(kind)
+
+    def _number(self, kind: str, schema: Mapping[str, Any]) -> str:
+        _check_of_type(schema, kind, BOUNDS)
+        bounds = {name: schema[name] for name in BOUNDS if name in schema}
+        if not bounds:
+            return kind
+        allowed = integers(bounds) if kind == "integer" else numbers(bounds)
+        if allowed is None:
+            raise ValueError(f"the schema has no {kind} within bounds that llama-server can enforce")
+        has_two = {"minimum", "exclusiveMinimum"} <= bounds.keys() or {"maximum", "exclusiveMaximum"} <= bounds.keys()
+        is_enforced = kind == "integer" and not has_two and all(abs(bound) < _MAX_BOUND for bound in bounds.values())
+        if not is_enforced:
+            self._convert(next(iter(bounds)))
+        return allowed
 
     def _values(self, values: Sequence[Any]) -> str:
-        self.is_native = self.is_native and len(values) <= _MANY_VALUES
+        if len(values) > _MANY_VALUES:
+            self._convert("enum")
         return choice_of(map(_text, values)) if self._is_compact else either(map(_json, values))
 
     def _string(self, schema: Mapping[str, Any]) -> str:
@@ -127,47 +180,72 @@ class SchemaGrammar:
         if expression is None:
             minimum, maximum = schema.get("minLength", 0), schema.get("maxLength", "")
             return self._rule(f'"\\"" char{{{minimum},{maximum}}} "\\""') if minimum or maximum != "" else "string"
-        self.is_native = self.is_native and pattern is None and format in _NATIVE
+        if pattern is not None or format not in _NATIVE:
+            self._convert("format" if pattern is None else "pattern")
         beside = sorted(schema.keys() & {"minLength", "maxLength", *(("format",) if pattern is not None else ())})
         if beside:
             raise ValueError(f"llama-server does not enforce {beside[0]!r} beside a pattern or format")
         return self._rule(f'"\\"" {regex_grammar(expression, in_json=True)} "\\""')
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> str:
-        items = schema.get("items", schema.get("prefixItems", {}))
+        read = ("items", "prefixItems", "minItems", "maxItems")
+        _check_of_type(schema, "array", (*read, "unevaluatedItems") if schema.keys() & set(read[:2]) else read)
+        minimum, maximum = _count(schema, "minItems", 0), _count(schema, "maxItems", None)
+        items = schema.get("prefixItems", schema.get("items", {}))
+        if schema.keys() >= {"items", "prefixItems"} or items is False:  # llama.cpp ignores prefixItems, refuses False
+            self._convert("items")
+        if items is False:
+            items, maximum = {}, 0
         if isinstance(items, list):
+            if minimum > len(items) or (maximum is not None and maximum < len(items)):
+                raise ValueError(f"llama-server supports a list of schemas only for exactly {len(items)} items")
             parts = ' "," gap '.join(self._element(item, depth + 1) for item in items)
             return self._rule(f'"[" space {parts} space "]"')
         item = self._element(items, depth + 1)
-        minimum, maximum = int(schema.get("minItems", 0)), schema.get("maxItems")
         if maximum == 0:
             return '("[" space "]")'
-        more = f'("," gap {item}){{{max(minimum - 1, 0)},{"" if maximum is None else int(maximum) - 1}}}'
+        more = f'("," gap {item}){{{max(minimum - 1, 0)},{"" if maximum is None else maximum - 1}}}'
         return self._rule(f'"[" space {f"{item} {more}" if minimum else f"({item} {more})?"} space "]"')
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
         properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+        if not isinstance(properties, dict):
+            raise ValueError("'properties' in the schema must be an object")
+        is_closed = schema.keys() & {"properties", "additionalProperties"}
+        _check_of_type(schema, "object", (*_OF_OBJECT, "unevaluatedProperties") if is_closed else _OF_OBJECT)
+        required = _required(schema, properties)
         if "properties" not in schema and others in (None, True, {}):
             return "object"
-        if not isinstance(properties, dict):
-            raise ValueError("llama-server supports only an object as 'properties'")
-        required = schema.get("required", ())
         pairs = [(name, part, name in required) for name, part in properties.items()]
         self._is_mixed = self._is_mixed or bool(properties and others)
         other = f'string ":" gap {self._element({} if others is True else others, depth + 1)}' if others else ""
         return self._pairs(pairs, other, depth)
 
-    def _all_of(self, parts: Sequence[Any], depth: int) -> str:
-        """Return the object with the properties of all parts. Those of an `anyOf` among them are optional."""
-        values = [value for part in parts if isinstance(part, dict) for value in part.get("enum", ())]
-        if values:
-            return self._values(values)
+    def _all_of(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Return an element for all parts of an `allOf`: the values of all enums, or an object with all properties."""
+        listed = _list(schema, "allOf")
+        if len(listed) == 1 and {*_limiting(schema)} <= {"allOf", "type"}:
+            self._check_beside(schema, "allOf")
+            self._convert("allOf")
+            return self._element(listed[0], depth + 1)
+        parts = [self._resolved(part) for part in listed]
+        if all("enum" in part for part in parts):
+            for head, part in (("allOf", schema), *(("enum", part) for part in parts)):
+                self._check_beside(part, head)
+            return self._values(_common([_list(part, "enum") for part in parts]))
         pairs: list[tuple[str, Any, bool]] = []
-        for part in parts:
-            branches = part.get("anyOf", part.get("oneOf")) if isinstance(part, dict) else None
-            for branch in branches or [part]:
-                target = self._resolved(branch)
-                pairs += [(name, value, branches is None) for name, value in target.get("properties", {}).items()]
+        for part in (schema, *parts):
+            for name in _limiting(part):
+                if name not in ("type", "properties", "required") and not (name == "allOf" and part is schema):
+                    raise ValueError(f"llama-server does not enforce {name!r} beside several schemas of an 'allOf'")
+            if part.get("type", "object") != "object" or not isinstance(part.get("properties", {}), dict):
+                raise ValueError("llama-server supports only objects or enums in an 'allOf' of several schemas")
+            pairs += [(name, value, True) for name, value in part.get("properties", {}).items()]
+        names = {name for name, _, _ in pairs}
+        if len(names) < len(pairs):
+            raise ValueError("llama-server does not support one property in several schemas of an 'allOf'")
+        for part in (schema, *parts):
+            _required(part, names)
         return self._pairs(pairs, "", depth)
 
     def _pairs(self, pairs: Sequence[tuple[str, Any, bool]], other: str, depth: int) -> str:
@@ -176,7 +254,8 @@ class SchemaGrammar:
         required = ' "," gap '.join(self._rule(pair) for pair, is_required in written if is_required)
         optional = [self._rule(pair) for pair, is_required in written if not is_required]
         starts = list(self._optional(optional, other))
-        self.is_native = self.is_native and len(starts) <= _MANY_PROPERTIES
+        if len(starts) > _MANY_PROPERTIES:
+            self._convert("properties")
         if required and starts:
             required += f' ("," gap {either(starts)})?'
         elif starts:
@@ -202,9 +281,11 @@ class SchemaGrammar:
             if "$ref" not in part:
                 return part
             part = self._target(part["$ref"])
-        raise ValueError("llama-server supports only objects as schemas")
+        raise ValueError(_NO_SCHEMA)
 
     def _reference(self, path: Any, depth: int) -> str:
+        if path == "#":
+            self._convert("$ref")
         if path not in self._references:
             target = self._target(path)
             name = self._references[path] = f"ref{len(self._references)}"
@@ -213,7 +294,7 @@ class SchemaGrammar:
 
     def _target(self, path: Any) -> Any:
         target = self._root
-        if not isinstance(path, str) or not path.startswith("#"):
+        if not isinstance(path, str) or not (path == "#" or path.startswith("#/")):
             raise ValueError(f"llama-server does not support the $ref {str(path)[:100]!r}")
         for part in path[1:].split("/")[1:]:
             if isinstance(target, list) and is_digits(part) and int(part) < len(target):
@@ -225,10 +306,58 @@ class SchemaGrammar:
         return target
 
 
+def _limiting(schema: Mapping[str, Any]) -> list[str]:
+    """Return the keywords of a subschema that restrict its values."""
+    return [name for name, value in schema.items() if name in LIMITING and not _is_neutral(name, value)]
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Return whether a keyword changes nothing. Unknown formats are ignored, as JSON Schema requires."""
+    is_open = name in ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
+    return is_idle(name, value) or (is_open and value in (True, {})) or (name == "format" and value not in FORMATS)
+
+
+def _check_of_type(schema: Mapping[str, Any], kind: str, enforced: Iterable[str]) -> None:
+    """Raise ValueError if llama.cpp ignores a keyword that restricts values of a type."""
+    ignored = {*HEADS, *NEVER, *OF_TYPE.get(kind, ())} - {*enforced}
+    for name in _limiting(schema):
+        if name in ignored:
+            raise ValueError(f"llama-server does not enforce {name!r} in JSON schemas")
+
+
+def _required(schema: Mapping[str, Any], properties: Container[str]) -> Sequence[str]:
+    """Return the names of required properties.
+
+    Raises:
+        ValueError: they are not among the properties, so that llama.cpp ignores them.
+    """
+    required = names_in(schema.get("required", []))
+    for name in required:
+        if name not in properties:
+            raise ValueError(f"llama-server enforces 'required' only for names in 'properties', but not for {name!r}")
+    return required
+
+
+def _count(schema: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = schema.get(name, default)
+    if value is not default and (type(value) is not int or value < 0):
+        raise ValueError(f"{name!r} in the schema is not a number of items")
+    return value
+
+
+def _common(lists: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Return the values that are in all lists."""
+    others = [{_json(value) for value in values} for values in lists[1:]]
+    common = [value for value in lists[0] if all(_json(value) in other for other in others)]
+    if not common:
+        raise ValueError("the enums in an 'allOf' of the schema have no common value")
+    return common
+
+
 def _list(schema: Mapping[str, Any], name: str) -> Sequence[Any]:
     values = schema[name]
     if not isinstance(values, list) or not values:
-        raise ValueError(f"llama-server supports only a list with elements as {name!r}")
+        raise ValueError(f"{name!r} in the schema must be a list with at least one element")
     return values
 
 

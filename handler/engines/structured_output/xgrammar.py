@@ -16,6 +16,17 @@ from handler.core.values import StructuredOutput
 from handler.engines.huggingface.tokenizer import auto_tokenizer
 from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
 from handler.engines.structured_output.formats import FORMATS
+from handler.engines.structured_output.keywords import (
+    HEADS,
+    LIMITING,
+    NEVER,
+    OF_TYPE,
+    Types,
+    implied_type,
+    is_idle,
+    names_in,
+    target_of,
+)
 from handler.engines.structured_output.regex import is_written_unescaped, rewritten
 
 Tag = Mapping[str, Any]
@@ -405,26 +416,7 @@ def forecast(seconds: Sequence[float], number: int) -> float:
 # schema, for example no unnamed properties. docs/decisions.md explains why these rules exist.
 
 
-_HEADS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-_NEVER = ("not", "if", "$dynamicRef", "$recursiveRef")
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_LENGTHS = ("minLength", "maxLength")
-_NUMBERS = (*_BOUNDS, "multipleOf")
 _ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
-
-_OF_TYPE: Mapping[str, Sequence[str]] = {
-    "string": (*_LENGTHS, "pattern", "format"),
-    "number": _NUMBERS,
-    "integer": _NUMBERS,
-    "array": ("items", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "contains"),
-    "object": (
-        "properties", "required", "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames",
-        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
-    ),
-}  # fmt: skip
-"""Keywords that restrict values of one type without affecting other values."""
-
-_LIMITING = frozenset(("type", *_HEADS, *_NEVER, *(name for names in _OF_TYPE.values() for name in names)))
 
 _FORMATS = frozenset((
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference",
@@ -432,7 +424,6 @@ _FORMATS = frozenset((
 ))  # fmt: skip
 
 _MAX_PATH = 150  # characters
-_MAX_LOOKUPS = 10_000  # subschemas and values per schema whose types are looked up
 
 
 class _Subschema(NamedTuple):
@@ -448,7 +439,7 @@ def ignored(schema: Any, recent: bool) -> str | None:
     Args:
         recent: whether xgrammar enforces `minimum` and `maximum`, and distinguishes named properties from all others.
     """
-    types = _Types(schema)
+    types = Types(schema)
     return _first_keyword(schema, lambda subschema: _ignored(subschema, types, recent))
 
 
@@ -501,7 +492,7 @@ def cyclic_reference(schema: Any) -> str | None:
     while waiting:
         reference = waiting.pop()
         if reference not in edges:
-            edges[reference] = set(_alone(_target(reference, schema)))
+            edges[reference] = set(_alone(target_of(reference, schema)))
             waiting += edges[reference]
     cycle = next(cycles(edges), ())
     return min(cycle) if cycle else None
@@ -523,7 +514,7 @@ def _below(subschema: _Subschema, root: Any) -> Iterator[_Subschema]:
     schema, path = subschema.schema, subschema.path
     rebased = subschema.rebased or bool(path and "$id" in schema)
     if isinstance(reference := schema.get("$ref"), str):
-        yield _Subschema(_target(reference, root), tuple(reference.split("/")[1:]))
+        yield _Subschema(target_of(reference, root), tuple(reference.split("/")[1:]))
     for name in ("properties", "patternProperties"):
         if isinstance(schema.get(name), dict):
             yield from (_Subschema(below, (*path, name, key), None, rebased) for key, below in schema[name].items())
@@ -534,46 +525,32 @@ def _below(subschema: _Subschema, root: Any) -> Iterator[_Subschema]:
         yield _Subschema(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _ignored(subschema: _Subschema, lookup: _Types, recent: bool) -> str | None:
+def _ignored(subschema: _Subschema, lookup: Types, recent: bool) -> str | None:
     """Return a keyword in this subschema that xgrammar ignores, with the reason, or None if there is none."""
-    schema = {name: value for name, value in subschema.schema.items() if name in _LIMITING and not _idle(name, value)}
-    for name in _NEVER:
+    schema = {name: value for name, value in subschema.schema.items() if name in LIMITING and not is_idle(name, value)}
+    for name in NEVER:
         if name in schema:
             return name
-    for head in _HEADS:
+    for head in HEADS:
         if head in schema:
             return _ignored_beside(head, schema, lookup) or _ignored_of(head, schema[head], subschema)
-    types = schema.pop("type", subschema.default or _implied(schema))
+    types = schema.pop("type", subschema.default or implied_type(schema))
     if types is None:
         return next((f"{name} without type" for name in schema), None)
     if types == []:
         return "type"
-    for kind in _names(types):
-        keywords = {name: value for name, value in schema.items() if name in _OF_TYPE.get(kind, ())}
+    for kind in names_in(types):
+        keywords = {name: value for name, value in schema.items() if name in OF_TYPE.get(kind, ())}
         keyword = _IGNORED[kind](keywords, recent) if keywords else None
         if keyword is not None:
             return keyword
     return None
 
 
-def _idle(name: str, value: Any) -> bool:
-    """Return whether a keyword with this value allows everything."""
-    if name in ("required", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies"):
-        return value in ([], {})
-    return (name == "uniqueItems" and value is False) or (name == "propertyNames" and value in (True, {}))
-
-
-def _implied(schema: Mapping[str, Any]) -> str | None:
-    """Return the type that xgrammar assumes for a subschema without `type`, or None if it does not assume any."""
-    if any(name in schema for name in ("properties", "additionalProperties", "unevaluatedProperties")):
-        return "object"
-    return "array" if any(name in schema for name in ("items", "prefixItems", "unevaluatedItems")) else None
-
-
 # -- keywords beside a leading one -----------------------------------------------------------------------------------
 
 
-def _ignored_beside(head: str, schema: Mapping[str, Any], lookup: _Types) -> str | None:
+def _ignored_beside(head: str, schema: Mapping[str, Any], lookup: Types) -> str | None:
     for name in schema:
         if name != head and not (name == "type" and lookup.are(schema[head], head, schema["type"])):
             return f"{name} beside {head}"
@@ -595,73 +572,6 @@ def _is_plain(reference: Any) -> bool:
         return False
     start, *names = reference.split("/")
     return start == "#" and all(names)
-
-
-def _target(reference: str, root: Any) -> Any:
-    """Resolve a plain reference, or return None if its target does not exist. xgrammar refuses such a reference."""
-    target = root
-    for name in reference.split("/")[1:]:
-        target = target.get(name) if isinstance(target, dict) else None
-    return target
-
-
-def _names(value: Any) -> list[str]:
-    """Return the names in a string or list, or an empty list if the value is invalid. xgrammar refuses such a value."""
-    names = value if isinstance(value, list) else [value]
-    return names if all(isinstance(name, str) for name in names) else []
-
-
-class _Types:
-    """Looks up the types that a schema's subschemas allow. `_MAX_LOOKUPS` limits the number of lookups."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._num_lookups = 0
-
-    def are(self, value: Any, head: str, types: Any) -> bool:
-        """Return whether `types` are redundant because the keyword `head` allows only values of these types."""
-        allowed, actual = _names(types), self._of({head: value})
-        return actual is not None and all(
-            kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual
-        )
-
-    def _of(self, schema: Any) -> set[str] | None:
-        """Return the types of a subschema's values, or None if they are not obvious."""
-        types, places, seen = set[str](), [schema], set[int]()
-        while places:
-            schema = places.pop()
-            self._num_lookups += 1
-            if not isinstance(schema, dict) or self._num_lookups > _MAX_LOOKUPS:
-                return None
-            if id(schema) in seen:
-                continue
-            seen.add(id(schema))
-            branches = next(
-                (schema[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)), None
-            )
-            if isinstance(reference := schema.get("$ref"), str):
-                places.append(_target(reference, self._root))
-            elif "const" in schema:
-                types.add(_type_of(schema["const"]))
-            elif isinstance(values := schema.get("enum"), list):
-                self._num_lookups += len(values)
-                types |= set(map(_type_of, values))
-            elif branches is not None:
-                places += branches
-            elif names := _names(schema.get("type", _implied(schema))):
-                types |= set(names)
-            else:
-                return None
-        return types
-
-
-_JSON_TYPES = {bool: "boolean", int: "integer", str: "string", type(None): "null", list: "array", dict: "object"}
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, float):
-        return "integer" if value.is_integer() else "number"
-    return _JSON_TYPES[type(value)]
 
 
 # -- keywords of a type -----------------------------------------------------------------------------------------------
@@ -689,7 +599,7 @@ def _ignored_of_object(schema: Mapping[str, Any], recent: bool) -> str | None:
             return name
     declared, required = schema.get("properties", {}), schema.get("required", [])
     both = isinstance(declared, dict) and isinstance(required, list)
-    if both and any(name not in declared for name in _names(required)):
+    if both and any(name not in declared for name in names_in(required)):
         return "required with names that are not in properties"
     return _ignored_of_patterns(schema) or _ignored_of_names(schema, recent) or _ignored_of_additional(schema, recent)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, check_schema, completion, grammar
+from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, completion, grammar
 from tests.docs.pages import ROOT, fill
 from tests.parameter_matrix import FIELD_VALUES
 from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, cell
@@ -53,6 +54,9 @@ def test_choices_and_expressions_become_gbnf() -> None:
     assert grammar(StructuredOutput("regex", "[0-9]{2}")) == {"grammar": "root ::= ([0-9]{2,2})"}
 
 
+A: dict[str, Any] = {"$defs": {"a": {"properties": {"a": {"type": "integer"}}}}}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -60,26 +64,46 @@ def test_choices_and_expressions_become_gbnf() -> None:
         {"type": "integer", "minimum": 3},
         {"enum": [{"not": 1}], "default": {"if": 1}},
         {"type": "array", "uniqueItems": False, "items": {"$ref": "#/$defs/a"}},
-        {"type": "object", "unevaluatedProperties": False},
-        True,
+        {"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False},
+        {"type": "string", "minimum": 3, "uniqueItems": True, "required": ["a"]},
+        {"type": "object", "$defs": {"unused": {"not": {}}}, "then": False, "additionalItems": False},
+        {"type": ["string", "null"], "enum": ["a", None]},
+        {"anyOf": [{"const": 1}, {"type": "number"}], "type": "number", "minLength": 0},
+        {"allOf": [{"$ref": "#/$defs/a"}, {"required": ["b"], "properties": {"b": {}}}], "required": ["a"]},
+        {"allOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]},
     ],
 )  # fmt: skip
 def test_schemas_without_ignored_keywords(schema: Any) -> None:
-    check_schema(schema)
+    given = {**A, **schema}
+    assert grammar(StructuredOutput("json_schema", json.dumps(given))) == {"json_schema": given}
 
 
 @pytest.mark.parametrize(
     ("schema", "keyword"),
     [
-        ({"anyOf": [{"type": ["null", "number"], "exclusiveMaximum": 2}]}, "exclusiveMaximum"),
-        ({"$defs": {"a": {"uniqueItems": True}}}, "uniqueItems"),
+        ({"anyOf": [{"type": ["null", "number"], "multipleOf": 2}]}, "multipleOf"),
+        ({"$ref": "#/$defs/b", "$defs": {"b": {"type": "array", "uniqueItems": True}}}, "uniqueItems"),
         ({"prefixItems": [{"not": {}}]}, "not"),
         ({"additionalProperties": {"contains": {}}}, "contains"),
+        ({"properties": {"a": {"minimum": 3}}}, "minimum"),
+        ({"items": {"required": ["a"]}}, "required"),
+        ({"type": "object", "patternProperties": {"a": {}}}, "patternProperties"),
+        ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"type": "array", "unevaluatedItems": {"type": "null"}}, "unevaluatedItems"),
+        ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "type"),
+        ({"properties": {"a": {}}, "anyOf": [{}]}, "properties"),
+        ({"$ref": "#/$defs/a", "maxLength": 3}, "maxLength"),
+        ({"enum": [1, 2], "type": "string"}, "type"),
+        ({"const": 1, "minimum": 2}, "minimum"),
+        ({"type": "integer", "allOf": [{"minimum": 3}]}, "allOf"),
+        ({"type": "object", "properties": {"a": {}}, "allOf": [{"required": ["a"]}]}, "allOf"),
+        ({"allOf": [{"properties": {"a": {}}}, {"additionalProperties": False}]}, "additionalProperties"),
+        ({"allOf": [{"properties": {"a": {}}}, {"anyOf": [{}]}]}, "anyOf"),
     ],
 )  # fmt: skip
 def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"does not enforce '{keyword}'"):
-        check_schema(schema)
+        grammar(StructuredOutput("json_schema", json.dumps({**A, **schema})))
 
 
 NESTED = 200

@@ -14,7 +14,7 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.openvino.structured_output import genai_arguments
-from handler.engines.structured_output import xgrammar as xgrammar_rules
+from handler.engines.structured_output import keywords
 from handler.engines.structured_output.ebnf import Unreadable, abridged_expression, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
 from handler.engines.structured_output.xgrammar import (
@@ -292,14 +292,14 @@ def nested(depth: int, around: Callable[[Any], Any]) -> Any:
 def lookups(monkeypatch: pytest.MonkeyPatch, schema: Any) -> int:
     """How often the types of a subschema are looked up."""
     count = 0
-    real = xgrammar_rules._names
+    real = keywords.names_in
 
     def names(value: Any) -> list[str]:
         nonlocal count
         count += 1
         return real(value)
 
-    monkeypatch.setattr(xgrammar_rules, "_names", names)
+    monkeypatch.setattr(keywords, "names_in", names)
     ignored(schema, ALL)
     monkeypatch.undo()
     return count
