@@ -142,7 +142,12 @@ def end_ids(path: Path) -> frozenset[int]:
 
 
 def ends(values: Mapping[bytes, object], tokens: Sequence[bytes]) -> frozenset[int]:
-    """Return the IDs of the tokens that end a response; see `end_ids`."""
+    """Return the IDs of the tokens that end a response; see `end_ids`.
+
+    Args:
+        values: the key-value pairs of the header.
+        tokens: the texts of all tokens, by ID.
+    """
     special = special_ids(values, len(tokens))
     texts = END_TEXTS.union(*(_FIM_TEXTS[name] for name in _FIM_ENDS if name not in special))
     ids = [special[name] for name in _END_NAMES if name in special]
@@ -582,7 +587,9 @@ def _read(file: BinaryIO, code: str) -> int:
 def _string(file: BinaryIO) -> bytes:
     length = _read(file, "Q")
     if length > _MAX_STRING:
-        raise ValueError(f"{file.name} is broken: its header has a string of {length:,} bytes")
+        raise ValueError(
+            f"{file.name} is broken: its header has a string of {length:,} bytes; at most {_MAX_STRING:,} are read"
+        )
     return _bytes(file, length)
 
 

@@ -179,7 +179,7 @@ def _header(name: str, parts: Iterable[bytes]) -> gguf.Header:
 
 
 class _Beginning(io.BytesIO):
-    """The beginning of a file, with the name of the file."""
+    """The first bytes of a file, which contain its header. Errors contain its attribute `name`."""
 
     name = ""
 

@@ -373,7 +373,7 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
         values = {"PREFIX": 1, "TIMESTAMPS": 0, "COLORS": "off", "VERBOSITY": verbosity}
         variables |= {f"{prefix}{name}": value for name, value in values.items()}
     inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
-    return {**inherited, **{name: str(value) for name, value in variables.items()}, **beside(config)}
+    return {**inherited, **{name: str(value) for name, value in variables.items()}, **projector_variables(config)}
 
 
 def is_verbose(config: EngineConfig) -> bool:
@@ -383,8 +383,8 @@ def is_verbose(config: EngineConfig) -> bool:
     return chosen or os.environ.get("LMI_LOG_LEVEL", "").upper() == "DEBUG"
 
 
-def beside(config: EngineConfig) -> dict[str, str]:
-    """Return the variables for files beside the model: adapters and a projector."""
+def projector_variables(config: EngineConfig) -> dict[str, str]:
+    """Return the environment variables that name the projector beside the model, or none."""
     file = None if _sets_projector(config) else find_projector(config.weights_path)
     return {} if file is None else {"LLAMA_ARG_MMPROJ": str(file.absolute())}
 

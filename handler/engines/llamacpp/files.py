@@ -38,11 +38,11 @@ def model_directory(gguf: Path) -> Path:
     """Return a directory with the tokenizer, chat template, end tokens and configuration of a GGUF file.
 
     A container image may include the directory in `converted/` beside the file. Otherwise, it is created once below
-    the cache directory. If the kind of tokenizer is not supported, the directory of the file is used if it contains a
-    tokenizer.
+    the cache directory. If the tokenizer in the file is not supported, the directory of the file is returned, provided
+    that it contains a tokenizer.
 
     Raises:
-        ConfigError: the file is not a model, its tokenizer is not supported, or the directory cannot be written.
+        ConfigError: the file is not a model, there is no supported tokenizer, or the directory cannot be written.
     """
     try:
         name = fingerprint(_RECIPE, [gguf])

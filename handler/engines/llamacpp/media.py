@@ -48,9 +48,9 @@ _INEXACT = (
 
 
 class MarkedForms(ContentForms):
-    """The types of message content that a chat template supports, with images as llama-server writes them.
+    """The types of message content that a chat template supports. Images become markers in the text.
 
-    Chat templates never see an image. It is represented by a marker in the text (`to_json_oaicompat` in
+    llama-server writes the markers in the same way before it applies the template (`to_json_oaicompat` in
     common/chat.cpp).
     """
 

@@ -92,12 +92,12 @@ class LlamaPooling(LlamaServers[PooledCall]):
         """
         ranks = await self._supports(url, "/rerank")
         if self._ranks and not ranks:
-            raise Failed("computes no scores for rerank", "start it with --reranking", lasts=True)
+            raise Failed("computes no rerank scores", "start it with --reranking", lasts=True)
         if self._ranks:
             return
         if ranks:
             detail = "set option.task=rerank, or start it without --reranking"
-            raise Failed("computes only scores for rerank", detail, lasts=True)
+            raise Failed("computes only rerank scores, not embeddings", detail, lasts=True)
         if not await self._supports(url, "/embedding"):
             raise Failed("does not compute embeddings", "start it with --embeddings", lasts=True)
 

@@ -248,7 +248,7 @@ WORDS = {
 
 
 def steps(words: Sequence[Split]) -> list[dict[str, object]]:
-    """Return the steps as pre-tokenizers of tokenizer.json."""
+    """Return splits in the form of the pre-tokenizers in tokenizer.json."""
     return [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
         for pattern, behavior in words

@@ -195,6 +195,7 @@ def _scored_merges(gguf: GgufVocabulary, vocabulary: Mapping[str, int]) -> list[
 # -- BERT: the longest token at each position of a word ----------------------------------------------------------------
 
 
+_NO_UNKNOWN = f"its vocabulary has no token for unknown words, which its tokenizer needs: {REMEDY}"
 _LONGEST_WORD = 256  # characters of a word; a longer one is unknown, because its tokens take quadratic time
 _CHINESE = (
     r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}"
@@ -219,7 +220,7 @@ def _word_pieces(gguf: GgufVocabulary) -> Json:
         normalizers.append({"type": "Lowercase"})
     unknown = gguf.special.get("unknown")
     if unknown is None:
-        raise ConfigError(f"its vocabulary has no token for unknown words, which its tokenizer needs: {REMEDY}")
+        raise ConfigError(_NO_UNKNOWN)
     alone = Split(older(r"\p{P}") + rf"|[$+<=>^`|~{_CHINESE}]")
     space = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": False}
     return {
@@ -242,8 +243,10 @@ def _word_pieces(gguf: GgufVocabulary) -> Json:
 def _unigrams(gguf: GgufVocabulary) -> Json:
     normal = [score for score, kind in zip(gguf.scores, gguf.kinds, strict=False) if kind is Kind.NORMAL]
     unknown = gguf.special.get("unknown")
-    if not normal or unknown is None:
-        raise ConfigError(f"its vocabulary has no ordinary tokens, or no token for unknown words: {REMEDY}")
+    if not normal:
+        raise ConfigError(f"its vocabulary contains only special tokens: {REMEDY}")
+    if unknown is None:
+        raise ConfigError(_NO_UNKNOWN)
     # llama.cpp does not look for other tokens in words.
     fixed = {Kind.NORMAL: None, Kind.UNUSED: None, Kind.USER_DEFINED: 0.0}
     scores = [

@@ -29,7 +29,7 @@ _KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "GRAMMAR", "structura
 
 
 class SglangCheck:
-    """A check with the xgrammar that is installed here; see `StructuredOutputCheck`."""
+    """A check of structured output with the xgrammar of this environment; see `StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         trusts_code = bool(config.engine_options.get("trust_remote_code"))

@@ -292,7 +292,7 @@ class GenerateAnswer(EventAnswer):
         before, seen = self._num_ids, len(ids)
         if type(count) is not int:
             if before:
-                raise Failed("does not count the tokens of its response", "completion_tokens is missing")
+                raise Failed("sent a response without its number of tokens", "completion_tokens is missing")
         elif seen < count and before + seen != count:
             raise Failed("lost tokens of its response", f"received {before} + {seen} of {count} token ids")
         elif before and before + seen != count:

@@ -181,7 +181,9 @@ def _of_image(group: str, protecting: str) -> str:
         passed = (
             f"The `llamacpp` engine passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
         )
-        lists = f"{passed}\n\nWith other engines, the same variables are in the lists below.\n\n{lists}"
+        lists = (
+            f"{passed}\n\nIf another engine serves the model, the lists below apply to these variables too.\n\n{lists}"
+        )
     unknown = "The server ignores variables that are not listed, and logs their names when it starts."
     neutral = "A refused variable may have a value that changes nothing, such as `0`."
     if any(line.of_server for line in VARIABLES_OF[group].values()):

@@ -700,7 +700,7 @@ def test_the_smaller_limit_is_the_remote_engines(reported: int | None, configure
     assert engine.info == info
     engine.check_max_tokens(None)
     engine.check_max_tokens(most)
-    with pytest.raises(Failed, match="accepts fewer tokens than this handler") as raised:
+    with pytest.raises(Failed, match="accepts fewer tokens per request than this handler") as raised:
         engine.check_max_tokens(most - 1)
     told = f"{most - 1} instead of {most}; to use it, restart this handler"
     assert raised.value.detail == told

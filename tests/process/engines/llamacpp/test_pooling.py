@@ -261,12 +261,12 @@ def test_a_score_of_probabilities_is_not_converted(reranker: Path, tmp_path: Pat
     ("pooling", "task", "words"),
     [
         ("", Task.EMBEDDING, "does not compute embeddings: start it with --embeddings"),
-        ("", Task.RERANK, "computes no scores for rerank: start it with --reranking"),
-        ("mean", Task.RERANK, "computes no scores for rerank: start it with --reranking"),
+        ("", Task.RERANK, "computes no rerank scores: start it with --reranking"),
+        ("mean", Task.RERANK, "computes no rerank scores: start it with --reranking"),
         (
             "rank",
             Task.EMBEDDING,
-            "computes only scores for rerank: set option.task=rerank, or start it without --reranking",
+            "computes only rerank scores, not embeddings: set option.task=rerank, or start it without --reranking",
         ),
         (
             "none",

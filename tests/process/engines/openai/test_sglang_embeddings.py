@@ -182,7 +182,7 @@ def test_a_text_that_the_server_would_shorten_fails(model: Path) -> None:
         server.truncates, server.context = True, 32
         failed = ask(found, ids=[5] * 40)
         assert failed.finish is Finish.ERROR
-        assert "the sglang server accepts fewer tokens than this handler" in str(failed.error)
+        assert "the sglang server accepts fewer tokens per request than this handler" in str(failed.error)
 
 
 def test_another_server_takes_over(model: Path) -> None:

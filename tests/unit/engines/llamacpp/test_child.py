@@ -156,7 +156,7 @@ def test_flags_replace_or_disable_the_projector_beside_the_file(
     given = with_flags(file, *flags)
     assert child.has_projector(given) is reads_images
     is_used = is_beside and not any("mm" in flag for flag in flags)
-    assert child.beside(given) == ({"LLAMA_ARG_MMPROJ": str(beside)} if is_used else {})
+    assert child.projector_variables(given) == ({"LLAMA_ARG_MMPROJ": str(beside)} if is_used else {})
 
 
 def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
