@@ -12,15 +12,6 @@ from handler.engines.llamacpp.parameters import grammar
 from handler.engines.llamacpp.schema import schema_grammar
 from handler.engines.llamacpp.stacks import Sample, Stacks, Trial
 
-_SIZE = 150_000  # tokens of an unknown vocabulary
-_TEXTS = [
-    chr(code) * length + last
-    for code in range(0x20, 0x7F)
-    for length in (1, 2, 4, 8)
-    for last in ("", " ", ".", '"', "A")
-]
-"""Texts that stand for the tokens of an unknown vocabulary."""
-
 
 class LlamaCheck:
     """A check that estimates how long llama.cpp would need for a token of the response; see `StructuredOutputCheck`.
@@ -30,8 +21,7 @@ class LlamaCheck:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        vocabulary = load_tokenizer(config).vocabulary if config.model is not None else None
-        self._sample = Sample(vocabulary.texts) if vocabulary is not None else Sample(_TEXTS, _SIZE)
+        self._sample = Sample(load_tokenizer(config).vocabulary.texts)
 
     def __call__(self, structured_output: StructuredOutput) -> None:
         """Check a schema or grammar.

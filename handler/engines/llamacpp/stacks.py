@@ -60,7 +60,6 @@ class Sample:
 
     Args:
         texts: the text of each token; None or "" for tokens that a grammar never allows.
-        size: number of tokens, if there are more than texts.
 
     Attributes:
         texts: the sample.
@@ -68,11 +67,11 @@ class Sample:
         spread: for each length, how many beginnings of tokens each beginning of the sample stands for.
     """
 
-    def __init__(self, texts: Iterable[str | None], size: int = 0) -> None:
+    def __init__(self, texts: Iterable[str | None]) -> None:
         known = sorted({text[:_MOST_CHARACTERS] for text in texts if text}, key=lambda text: (len(text), text))
         step = max(len(known) // (_SAMPLE - _LONGEST), 1)
         self.texts = list(dict.fromkeys([*known[::step], *known[-_LONGEST:]]))
-        self.weight = max(len(known), size) / max(len(self.texts), 1)
+        self.weight = len(known) / max(len(self.texts), 1)
         pairs = zip(_num_beginnings(known), _num_beginnings(self.texts), strict=True)
         self.spread = [all_beginnings / own_beginnings for all_beginnings, own_beginnings in pairs]
 

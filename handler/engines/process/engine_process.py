@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -84,7 +85,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
         try:
             engine = load()
             send(channel, engine.info)  # the engine is loaded
-            if isinstance(engine, RunsLoop):
+            if isinstance(engine, RunsLoop) and threading.current_thread() is threading.main_thread():
                 with ThreadPoolExecutor(1, "engine-loop") as thread:
                     thread.submit(_step_forever, engine, channel).result()
             else:

@@ -8,6 +8,7 @@ import string
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.llamacpp.check import LlamaCheck
+from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.parameters import grammar
 from handler.engines.llamacpp.schema import schema_grammar
@@ -193,15 +195,9 @@ def test_a_loop_without_an_end_does_not_hang() -> None:
     assert allows(QUICK["a loop of loops"], "aaab")
 
 
-def test_a_vocabulary_without_texts_is_replaced() -> None:
-    tried = LlamaCheck(EngineConfig())
-    tried(StructuredOutput("regex", "[a-z]{0,30}"))
-    with pytest.raises(TooSlow):
-        tried(StructuredOutput("grammar", SLOW["optional parts"]))
-
-
-def test_the_sandbox_refuses_it_with_the_reason() -> None:
-    found = StructuredOutputValidator(partial(LlamaCheck, EngineConfig()), seconds=5.0)
+def test_the_sandbox_refuses_it_with_the_reason(demo_model: Path) -> None:
+    config = EngineConfig(model=model_directory(demo_model))
+    found = StructuredOutputValidator(partial(LlamaCheck, config), seconds=5.0)
     try:
         slow, quick = StructuredOutput("grammar", SLOW["optional parts"]), StructuredOutput("grammar", JSON)
         assert "too ambiguous for llama-server" in found.check(slow).result(60)
@@ -430,7 +426,5 @@ SLOW_SCHEMAS: dict[str, Any] = {
 
 @in_one_test("value", SLOW_SCHEMAS.values(), ids=SLOW_SCHEMAS)
 def test_a_schema_that_would_stall_all_requests_is_refused(value: Any) -> None:
-    tried = LlamaCheck(EngineConfig())
-    tried._sample = SAMPLE
     with pytest.raises(ValueError, match=r"too ambiguous|left recursion"):
-        tried(StructuredOutput("json_schema", json.dumps(value)))
+        check(schema_grammar(value).text)
