@@ -48,7 +48,7 @@ class OwnServer:
         command: command that starts the server, without the port.
         environment: environment of the server.
         read_line: function that receives each line of the server's output, on a thread, and returns what to log, or ""
-            for nothing. By default, the server writes to the output of the engine.
+            for nothing. By default, all lines are logged.
 
     Attributes:
         end: file descriptor that becomes readable when the server ends; None before `watch`, or if the system cannot
@@ -61,7 +61,7 @@ class OwnServer:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        read_line: Callable[[str], str] | None = None,
+        read_line: Callable[[str], str] = str,
     ) -> None:
         with socket.create_server((LOOPBACK, 0)) as free:
             self._port = free.getsockname()[1]
@@ -83,20 +83,19 @@ class OwnServer:
             OSError: the program cannot be run.
         """
         end_with_this_process(self._marker)
-        output = None if self._read_line is None else subprocess.PIPE
         with _default_signals():
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=None if output is None else subprocess.STDOUT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 cwd="/",
                 env={**self._environment, MARKER: self._marker},
             )
-        if self._read_line is not None and self._process.stdout is not None:
-            arguments = (self._process.stdout, self._read_line, LineWriter(self._name))
-            self._reader = threading.Thread(target=_read_lines, args=arguments, name="server-output", daemon=True)
-            self._reader.start()
+        assert self._process.stdout is not None
+        arguments = (self._process.stdout, self._read_line, LineWriter(self._name))
+        self._reader = threading.Thread(target=_read_lines, args=arguments, name="server-output", daemon=True)
+        self._reader.start()
 
     def watch(self) -> None:
         """End this process when the server exits by itself. The engine's supervisor then restarts both.

@@ -331,9 +331,9 @@ def test_warnings_about_requests_are_not_logged() -> None:
     ]
 
 
-def running(boot: str, log: child.ServerLog) -> own_server.OwnServer:
-    """A program whose output is read as that of a llama-server."""
-    found = own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, log.read)
+def running(boot: str, *read: Callable[[str], str]) -> own_server.OwnServer:
+    """A program whose output is read as that of a llama-server, or of a server without a format of its own."""
+    found = own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, *read)
     found.start()
     return found
 
@@ -342,13 +342,18 @@ FLOOD = "import sys, time\nfor n in range(3000): print('E line', n, 'x' * 500)\n
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("read", [(child.ServerLog().read,), ()], ids=["llama-server", "another"])
 @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
 def test_a_flood_of_lines_is_cut(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, ends: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    read: Sequence[Callable[[str], str]],
+    *,
+    ends: bool,
 ) -> None:
     monkeypatch.setattr(own_server, "_MOST_LINES", 5)
     monkeypatch.setattr(own_server, "_PERIOD", 3600.0 if ends else 2.0)
-    server = running(FLOOD + ("" if ends else "time.sleep(3600)"), child.ServerLog())
+    server = running(FLOOD + ("" if ends else "time.sleep(3600)"), *read)
     lines, omitted = list[str](), list[int]()
 
     def is_told() -> bool:
@@ -357,7 +362,7 @@ def test_a_flood_of_lines_is_cut(
         return sum(omitted) + len(lines) - len(omitted) == 3001
 
     wait_for(is_told, 60, "the lines that were omitted are not counted")
-    assert lines[0].startswith("ERROR llama-server: line 0 xxx")
+    assert lines[0].startswith("ERROR llama-server: line 0 xxx" if read else "E line 0 xxx")
     assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines were omitted, because there were too many"]
     server.stop()
 
@@ -373,11 +378,11 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.Mo
     with contextlib.suppress(BrokenPipeError), open(write, "w") as stderr, open(read, "rb") as unread:
         monkeypatch.setattr(sys, "stderr", stderr)
         log = child.ServerLog()
-        server = running(FLOOD, log)
+        server = running(FLOOD, log.read)
         wait_for(lambda: server.exit_status == 0, 60, "the server waits for the reader of the log")
         assert log.error.startswith("line 0 ")
         unread.close()
-        server = running(FLOOD, log)
+        server = running(FLOOD, log.read)
         wait_for(lambda: server.exit_status == 0, 60, "the server waits for a reader that has gone")
 
 
