@@ -230,13 +230,18 @@ class SchemaGrammar:
             return self._element(listed[0], depth + 1)
         parts = [self._resolved(part) for part in listed]
         if all("enum" in part for part in parts):
-            for head, part in (("allOf", schema), *(("enum", part) for part in parts)):
-                self._check_beside(part, head)
+            self._check_beside(schema, "allOf")
+            for part in parts:
+                self._check_beside(part, "enum")
             return self._values(_common([_list(part, "enum") for part in parts]))
+        return self._merged([{name: schema[name] for name in schema if name != "allOf"}, *parts], depth)
+
+    def _merged(self, parts: Sequence[Mapping[str, Any]], depth: int) -> str:
+        """Return an object with the properties of all parts. llama.cpp requires all of them."""
         pairs: list[tuple[str, Any, bool]] = []
-        for part in (schema, *parts):
+        for part in parts:
             for name in _limiting(part):
-                if name not in ("type", "properties", "required") and not (name == "allOf" and part is schema):
+                if name not in ("type", "properties", "required"):
                     raise ValueError(f"llama-server does not enforce {name!r} beside several schemas of an 'allOf'")
             if part.get("type", "object") != "object" or not isinstance(part.get("properties", {}), dict):
                 raise ValueError("llama-server supports only objects or enums in an 'allOf' of several schemas")
@@ -244,7 +249,7 @@ class SchemaGrammar:
         names = {name for name, _, _ in pairs}
         if len(names) < len(pairs):
             raise ValueError("llama-server does not support one property in several schemas of an 'allOf'")
-        for part in (schema, *parts):
+        for part in parts:
             _required(part, names)
         return self._pairs(pairs, "", depth)
 
