@@ -145,6 +145,9 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
         (llama(MMPROJ_AUTO="true"), "serve the Hugging Face checkpoint"),
         (llama(PREFILL_ASSISTANT="true"), "continue_final_message"),
         (llama(MEDIA_PATH="/m"), "set option.allowed_local_media_path"),
+        (llama(SLOT_SAVE_PATH="/s"), "does not save the cache of a prompt in a file"),
+        (llama(TOOLS="all"), "this server runs no tools; clients run them"),
+        (llama(API_PREFIX="/a"), "put a proxy in front of this server"),
     ],
 )  # fmt: skip
 def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(environ: dict[str, str], wanted: str) -> None:
