@@ -42,7 +42,6 @@ from handler.protocols.api import (
     DescribedAdapter,
     DescribedModel,
     ExecutionParameters,
-    Models,
     ModelState,
     ModelVersions,
     WorkerGroup,
@@ -65,6 +64,7 @@ from handler.protocols.openai.api import (
     OpenAiFiles,
     OpenAiModel,
     OpenAiModels,
+    ServedModels,
     listed,
     listed_models,
 )
@@ -350,9 +350,10 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "List the model as DJL Serving lists its models",
-        {200: (_JSON, Models,
-               {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
+        "State", "List the model as DJL Serving does, and as /v1/models does",
+        {200: (_JSON, ServedModels,
+               {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}], "object": "list",
+                "data": [_MODEL_EXAMPLE]})},
     ),
     ("GET", "/models/{model}"): Operation(
         "State", "Describe the model, its queue and its workers",

@@ -113,6 +113,7 @@ def test_routes_have_llama_servers_other_names_too(server: LiveServer) -> None:
     assert ask(server, "/responses", {"input": "hi", "max_output_tokens": 2})["object"] == "response"
     assert ask(server, "/responses/input_tokens", {"input": "hi"})["input_tokens"] > 0
     assert http.get(f"{server.url}/v1/health").status_code == 200
+    assert http.get(f"{server.url}/models").json()["data"] == http.get(f"{server.url}/v1/models").json()["data"]
     for path in ("/reranking", "/v1/reranking", "/audio/transcriptions"):
         assert "it requires option.task=" in http.post(server.url + path, json={}).text, path
 
