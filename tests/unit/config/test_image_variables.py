@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from handler.config.loader import Reading, read_config
+from handler.config.model_files import limits_answers
 from handler.config.options import IMAGES, VARIABLES_OF
 from handler.container.arguments import translated_environment
 from handler.engines.base import EngineConfig
@@ -109,6 +110,24 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
     config = read(environ).checked()
     values = {name: getattr(config, name, config.engine_options.get(name)) for name in wanted}
     assert values == wanted
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (llama(MIN_P="0.1", N_PREDICT="64"), False),
+        ({"LLAMA_ARG_N_PREDICT": "64"}, False),
+        (sglang(PREFERRED_SAMPLING_PARAMS='{"max_new_tokens": 64}'), False),
+        ({"OPTION_OVERRIDE_GENERATION_CONFIG": '{"max_new_tokens": 64}'}, True),
+        ({"SM_VLLM_OVERRIDE_GENERATION_CONFIG": '{"max_new_tokens": 64}'}, True),
+    ],
+)
+def test_the_length_of_responses_is_a_limit_only_where_it_is_one_for_the_images_server(
+    environ: dict[str, str], wanted: bool
+) -> None:
+    config = read(environ).config
+    assert config is not None
+    assert limits_answers(config) is wanted
 
 
 @in_one_test(
