@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from handler.config import gguf
 from handler.config.config import Config
+from handler.config.options.images import LLAMA_ARG, LLAMA_CPP, SGLANG
 from handler.core import child_processes, text_files
 from handler.core.errors import ConfigError, Problem
 from handler.core.sizes import format_size
@@ -455,9 +456,13 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
 def limits_answers(config: Config) -> bool:
     """Return whether the default of `max_new_tokens` also limits requests that set the parameter.
 
-    As in vLLM, the default is also a limit if the operator has set it in a directory or an override.
+    As in vLLM, the default is also a limit if the operator has set it in a directory or an override. The variables of
+    llama-server and SGLang set only a default (`slot.n_predict_max` in server-context.cpp, `preferred_sampling_params`
+    in tokenizer_manager.py).
     """
     by_override = (config.override_generation_config or {}).get("max_new_tokens") is not None
+    variable = config.where(OVERRIDE).removeprefix("environment variable ")
+    by_override = by_override and not variable.startswith((LLAMA_CPP, LLAMA_ARG, SGLANG))
     return by_override or config.generation_config not in _OF_MODEL
 
 

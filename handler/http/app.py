@@ -49,12 +49,12 @@ from handler.protocols.api import (
     DescribedModel,
     ExecutionParameters,
     ListedModel,
-    Models,
     ModelState,
     ModelVersions,
     Worker,
 )
 from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.openai.api import ServedModels
 from handler.serving.admission import INVOKE, canonical_path
 from handler.serving.check import check
 from handler.serving.engine import read_sources
@@ -108,6 +108,7 @@ class App:
             )
             for path, dialect in model.admission.routes.dialects.items()
         ]
+        self._names = ModelRoutes(model)
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],
             *[Route(path, Endpoint({}, socket=sockets.at(path))) for path in (INVOKE_SOCKET, REALTIME)],
@@ -123,7 +124,7 @@ class App:
             *BatchRoutes(model).routes,
             *MessageBatchRoutes(model).routes,
             *TgiRoutes(model).routes,
-            *ModelRoutes(model).routes,
+            *self._names.routes,
             *ResponseRoutes(model).routes,
             *ConversationRoutes(model).routes,
             *TritonRoutes(model).routes,
@@ -192,14 +193,14 @@ class App:
             value["replicas"] = {"ready": sum(replica.ready for replica in replicas), "total": len(replicas)}
         await send_json(scope, send, 200 if healthy else 503, value)
 
-    def _models(self, scope: Scope) -> Models:
+    def _models(self, scope: Scope) -> ServedModels:
         config = self._model.config
         listed: ListedModel = {
             "modelName": config.name,
             "modelUrl": config.model_id,
             "status": self._status(),
         }
-        return {"models": [listed]}
+        return {"models": [listed], "object": "list", "data": self._names.described()}
 
     async def _describe_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, config = self._model, self._model.config

@@ -1,4 +1,4 @@
-"""Routes of the vLLM, TGI and Triton servers that are not for inference."""
+"""Routes of the vLLM, TGI, Triton and llama.cpp servers that are not for inference."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.texts import MAX_TEXTS, read_string
+from handler.protocols.llamacpp.tokenize import APPLY_TEMPLATE
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.registry import TOKENIZING, TRITON_MODEL
 from handler.protocols.tgi.api import UNHEALTHY, TgiInfo
@@ -157,6 +158,9 @@ class TgiRoutes:
             Route("/health", self._endpoint("GET", self._health)),
             Route("/tokenize", self._endpoint("POST", Inference(self._model, TOKENIZING))),
             Route("/chat_tokenize", self._endpoint("POST", Inference(self._model, CHAT_TOKENIZE))),
+            Route(
+                "/apply-template", Endpoint({"POST": Inference(model, APPLY_TEMPLATE)}, errors=APPLY_TEMPLATE.errors)
+            ),
         ]
 
     def _endpoint(self, method: str, handle: Handle) -> Endpoint:

@@ -89,8 +89,7 @@ class ModelRoutes:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_anthropic(scope):
-            described = [self._describe(*entry) for entry in self._ids().items()]
-            return await send_json(scope, send, 200, listed_models(described))
+            return await send_json(scope, send, 200, listed_models(self.described()))
         models = [self._describe_to_anthropic(id) for id in self._ids()]
         query = QueryParams(query_of(scope))
         lifecycles = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]  # Anthropic's client sends the latter
@@ -110,6 +109,10 @@ class ModelRoutes:
         if _is_anthropic(scope):
             return await send_json(scope, send, 200, self._describe_to_anthropic(id))
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
+
+    def described(self) -> list[OpenAiModel]:
+        """Return OpenAI's descriptions of the model's names and of the adapters."""
+        return [self._describe(*entry) for entry in self._ids().items()]
 
     def _describe_to_anthropic(self, id: str) -> anthropic_models.AnthropicModel:
         return anthropic_models.model(id, self._model.availability.started_at, self._model.context)

@@ -42,7 +42,6 @@ from handler.protocols.api import (
     DescribedAdapter,
     DescribedModel,
     ExecutionParameters,
-    Models,
     ModelState,
     ModelVersions,
     WorkerGroup,
@@ -53,6 +52,8 @@ from handler.protocols.kernel.errors import SERVER, ErrorFormat, FrontEndError
 from handler.protocols.kernel.messages import MESSAGES
 from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.llamacpp.tokenize import FLAGS as LLAMA_FLAGS
+from handler.protocols.llamacpp.tokenize import LlamaPrompt, LlamaTokens
 from handler.protocols.openai.api import ERRORS as OPENAI_ERRORS
 from handler.protocols.openai.api import (
     DeletedFile,
@@ -63,6 +64,7 @@ from handler.protocols.openai.api import (
     OpenAiFiles,
     OpenAiModel,
     OpenAiModels,
+    ServedModels,
     listed,
     listed_models,
 )
@@ -241,6 +243,7 @@ GROUPS: dict[str, str] = {
     "Cohere": "The routes that Cohere's client calls",
     "Triton": "NVIDIA Triton's generate extension, and its routes that describe the model",
     "vLLM": "Routes of vLLM's server that are not part of OpenAI's API",
+    "llama.cpp": "Routes of llama-server that are not part of OpenAI's API",
     "Adapters": "Registration, description and removal of LoRA adapters",
     "State": "Health, the model's state, and metrics",
     "Page": "Pages for a browser",
@@ -347,9 +350,10 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "List the model as DJL Serving lists its models",
-        {200: (_JSON, Models,
-               {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
+        "State", "List the model as DJL Serving does, and as /v1/models does",
+        {200: (_JSON, ServedModels,
+               {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}], "object": "list",
+                "data": [_MODEL_EXAMPLE]})},
     ),
     ("GET", "/models/{model}"): Operation(
         "State", "Describe the model, its queue and its workers",
@@ -397,6 +401,8 @@ _TOKENIZE_BODIES = (
 )
 """The schemas of vLLM's bodies for /tokenize, a route that TGI also has."""
 
+_LLAMA_BODY = record({"content": TEXT}, {"model": nullable(TEXT), **dict.fromkeys(LLAMA_FLAGS, nullable(FLAG))})
+
 _UNHEALTHY = (_JSON, TgiError, UNHEALTHY)
 _INFO_EXAMPLE: TgiInfo = {
     "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
@@ -418,9 +424,9 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/tokenize"): Operation(
         "TGI",
-        "Tokenize `inputs` as TGI does, with byte offsets, or `prompt` or `messages` as vLLM does",
-        {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
-        body={"anyOf": [ref("TgiGenerateRequest"), *_TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
+        "Tokenize `inputs` as TGI does, `prompt` or `messages` as vLLM does, or `content` as llama-server does",
+        {200: (_JSON, list[TgiPiece] | VllmTokens | LlamaTokens, _PIECES_EXAMPLE)},
+        body={"anyOf": [ref("TgiGenerateRequest"), *_TOKENIZE_BODIES, _LLAMA_BODY], "example": {"inputs": "Hello"}},
     ),
     ("POST", "/chat_tokenize"): Operation(
         "TGI",
@@ -692,7 +698,7 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         "vLLM",
         "Decode token ids into text",
-        {200: (_JSON, VllmText, {"prompt": "Hello"}), 400: _REFUSED},
+        {200: (_JSON, VllmText, {"prompt": "Hello", "content": "Hello"}), 400: _REFUSED},
         body=record({"tokens": listing(COUNT)}, {"model": TEXT}, example={"tokens": [28120]}),
     ),
     ("GET", "/version"): Operation(
@@ -723,6 +729,18 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ),
 }
 
+_OF_LLAMA: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/apply-template"): Operation(
+        "llama.cpp",
+        "Apply the chat template",
+        {200: (_JSON, LlamaPrompt, {"prompt": "Hello"})},
+        body={
+            **record({"messages": MESSAGES}, _OF_CHATS),
+            "example": {"messages": [{"role": "user", "content": "Hello"}]},
+        },
+    ),
+}
+
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **_OF_SERVER,
     **_OF_TGI,
@@ -731,5 +749,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **_OF_MESSAGE_BATCHES,
     **_OF_TRITON,
     **_OF_VLLM,
+    **_OF_LLAMA,
 }
 """Maps the method and path of a non-inference route to its operation."""

@@ -16,6 +16,7 @@ from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerC
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.kernel.stored import Wanted
+from handler.protocols.llamacpp.tokenize import TOKENIZE as LLAMA_TOKENIZE
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
@@ -183,8 +184,10 @@ _RERANK_V2 = Rerank("rerank_v2", "Rerank, version 2", return_documents=False, tr
 _RERANKS = {"/v1/rerank": _RERANK, "/v2/rerank": _RERANK_V2}
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
-TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
-"""The dialects of /tokenize, a route of both TGI and vLLM."""
+TOKENIZING = DispatchByField(
+    TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT, "content": LLAMA_TOKENIZE}
+)
+"""The dialects of /tokenize, a route of TGI, vLLM and llama-server."""
 
 POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
     Task.EMBEDDING: {
@@ -275,8 +278,26 @@ _TEI_PATHS = {
 }
 """Maps the other routes of text-embeddings-inference to the reasons why they are not served."""
 
+_LLAMA_PATHS = {
+    "/completion": "call /v1/completions instead",
+    "/completions": "call /v1/completions instead",
+    "/embedding": "call /v1/embeddings instead",
+    "/infill": "call /v1/completions, with the model's own tokens before the prefix, the suffix and the middle",
+    "/props": "call /info and /v1/models instead",
+    "/slots": "/metrics counts the requests that run and wait",
+    "/lora-adapters": "a request selects an adapter by its name as `model`; /adapters lists them",
+    "/tools": "send `tools` to /v1/chat/completions; this server runs none itself",
+    "/cors-proxy": "only its web page calls it",
+    "/v1/chat/completions/input_tokens": "send the messages to /tokenize, which counts their tokens",
+    "/v1/chat/completions/control": "send reasoning_effort or chat_template_kwargs with the request instead",
+    "/v1/stream": "only /v1/responses with background=true can be resumed",
+    "/v1/streams/lookup": "only /v1/responses with background=true can be resumed",
+}
+"""Maps routes of llama-server to what a client can do instead."""
+
 _REASONS = {
     **_TEI_PATHS,
+    **{path: f"it is a route of llama-server's own; {instead}" for path, instead in _LLAMA_PATHS.items()},
 }
 
 _FAMILIES: dict[str, ErrorFormat] = {
@@ -286,6 +307,7 @@ _FAMILIES: dict[str, ErrorFormat] = {
     "/v2/rerank": _RERANK.errors,
     "/v1": _COMPLETIONS.errors,
     "/v2": _TRITON.errors,
+    **dict.fromkeys(_LLAMA_PATHS, _COMPLETIONS.errors),
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
 """Maps path prefixes to the error format of the dialect that they belong to. Longer prefixes come first."""
@@ -309,8 +331,8 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
 
 
 def _reason_for(path: str, task: Task) -> str:
-    if path in _REASONS:
-        return f": {_REASONS[path]}"
+    if reason := _REASONS.get(path) or _REASONS.get(f"/{path.split('/')[1]}"):  # such as /slots/0
+        return f": {reason}"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
         return ""

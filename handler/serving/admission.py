@@ -36,19 +36,37 @@ INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version
 _SLASHES = re.compile("/{2,}")
 _MODEL_IDS = re.compile("/+v1/+models/(?=/*[^/])")
 
+_OTHER_NAMES = {
+    **{
+        path: f"/v1{path}"
+        for path in (
+            "/chat/completions",
+            "/chat/completions/input_tokens",
+            "/responses",
+            "/responses/input_tokens",
+            "/audio/transcriptions",
+        )
+    },
+    "/v1/health": "/health",
+    "/reranking": "/rerank",
+    "/v1/reranking": "/v1/rerank",
+}
+"""Maps llama-server's other names of routes to the names here. Its clients may have a base URL without /v1."""
+
 
 def canonical_path(path: str) -> str:
-    """Return a path without repeated slashes and without a slash at its end.
+    """Return a path without repeated slashes, without a slash at its end, and with the route's name here.
 
     Clients add such slashes when they join a base URL and a path. A redirect, as in Starlette, would lose the body or
     the key with some clients, and name the wrong scheme behind a proxy. In `/v1/models/{id}`, the ID keeps its slashes,
     because it may be a directory.
     """
     if not path.endswith("/") and "//" not in path:
-        return path
+        return _OTHER_NAMES.get(path, path)
     if ids := _MODEL_IDS.match(path):
         return f"/v1/models/{path[ids.end() :]}"
-    return _SLASHES.sub("/", path).rstrip("/") or "/"
+    path = _SLASHES.sub("/", path).rstrip("/") or "/"
+    return _OTHER_NAMES.get(path, path)
 
 
 class InferenceRoutes:

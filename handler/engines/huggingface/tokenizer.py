@@ -21,6 +21,11 @@ Messages = list[dict[str, Any]]
 
 _PROBE = "lmi handler probe"
 
+NO_TEMPLATE = (
+    "'messages': the model has no chat template; set option.chat_template, or send the prompt itself, as 'inputs' or "
+    "as 'prompt' on /v1/completions"
+)
+
 
 def auto_tokenizer() -> Any:
     """Return transformers' class AutoTokenizer. Import it without the warning that models need PyTorch."""
@@ -169,7 +174,7 @@ class HfTokenizer:
             GenerationFailed: the template has a syntax error.
         """
         if not self._tokenizer.chat_template:
-            raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
+            raise InvalidPayload(NO_TEMPLATE)
 
         def render() -> str:
             return self._render(

@@ -19,7 +19,7 @@ from handler.engines.huggingface import files
 from handler.engines.huggingface.files import check_checkpoint
 from handler.engines.huggingface.media import media_tokens, no_images
 from handler.engines.huggingface.pooling import read_pooling
-from handler.engines.huggingface.tokenizer import find_forms, rendered
+from handler.engines.huggingface.tokenizer import NO_TEMPLATE, find_forms, rendered
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.openvino.decoder.convert import Quantization
 from handler.engines.openvino.gguf import check_readable, converted_model, default_weights, writable
@@ -162,7 +162,7 @@ class OpenVinoTokenizer:
         special tokens, as in transformers and vLLM (docs/wire/chat.md).
         """
         if not self.chat_template:
-            raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
+            raise InvalidPayload(NO_TEMPLATE)
         # The template adds at least one token to each message.
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")

@@ -20,6 +20,7 @@ from handler.core.errors import (
     TooLong,
     Unauthorized,
 )
+from handler.protocols.api import Models
 from handler.protocols.kernel.errors import ErrorFormat, Headers, delay_headers
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.schema import Count, NotRequired
@@ -320,6 +321,13 @@ class OpenAiModels(TypedDict):
     object: Literal["list"]
     data: list[OpenAiModel]
     models: list[TypeSafeModel]
+
+
+class ServedModels(Models):
+    """The response of /models: DJL Serving's list, and that of OpenAI's clients with a base URL without /v1."""
+
+    object: Literal["list"]
+    data: list[OpenAiModel]
 
 
 def listed_models(models: list[OpenAiModel]) -> OpenAiModels:

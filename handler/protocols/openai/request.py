@@ -315,6 +315,14 @@ def _budget(value: Any) -> int | None:
     return budget if budget >= 0 else None
 
 
+@accepts(type="string", description="llama-server's grammar in GBNF")
+def _gbnf(value: Any) -> StructuredOutput | None:
+    """Read llama-server's `grammar`, whose default is an empty string."""
+    if isinstance(value, dict):
+        raise ValueError("must be a grammar in GBNF; send TGI's grammars as response_format")
+    return grammar(value) if value != "" else None
+
+
 _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", most_tokens, informed=True),
     "truncation_side": unsupported("a prompt always keeps its end", "left"),
@@ -329,7 +337,9 @@ _OF_SGLANG: Mapping[str, Parameter] = {
     "json_schema": PARAMETERS["guided_json"],
     "no_stop_trim": PARAMETERS["include_stop_str_in_output"],
 }
-"""SGLang's names of parameters that others have too (sglang/srt/entrypoints/openai/protocol.py)."""
+"""SGLang's names of parameters that others have too (sglang/srt/entrypoints/openai/protocol.py). llama-server has
+`json_schema` too.
+"""
 
 _BOTH = {
     **dialect_parameters("openai"),
@@ -338,6 +348,7 @@ _BOTH = {
     "response_format": Parameter("structured_output", _format),
     **_OF_VLLM,
     **_OF_SGLANG,
+    "grammar": Parameter("structured_output", _gbnf),
     **FOREIGN,
 }
 

@@ -75,7 +75,6 @@ FOREIGN = _refused(
         "random_seed": ("use seed",),
         "truncate": ("use truncate_prompt_tokens",),
         "top_n_tokens": ("use logprobs", 0),
-        "grammar": ("use response_format",),
         "adapter_id": ("send the adapter's name as model", ""),
         "adapters": ("send the adapter's name as model", "", []),
         # parameters that only SGLang has (sglang/srt/entrypoints/openai/protocol.py)

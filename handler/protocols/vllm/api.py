@@ -26,7 +26,10 @@ class VllmTokens(TypedDict):
 
 
 class VllmText(TypedDict):
+    """The text of token ids. `content` is llama-server's name for it."""
+
     prompt: str
+    content: str
 
 
 class VllmVersion(TypedDict):

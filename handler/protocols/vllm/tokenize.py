@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload
@@ -13,6 +14,7 @@ from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, prompt_request
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers import NamedValue, boolean
 from handler.protocols.kernel.reply import PreparedDocument, list_parts
@@ -59,22 +61,27 @@ class VllmTokenize(Dialect):
         return prompt_request(Request(prompt, names=FieldNames(prompt="prompt")), render, self.errors, ignored)
 
 
-class VllmTokenizeChat(OpenAiChat):
-    """The dialect of /tokenize for a chat. The prompt is the same as on /v1/chat/completions, including tools."""
+class RenderedChat(OpenAiChat):
+    """A dialect whose response is a chat's prompt. It is the same as on /v1/chat/completions, including tools."""
 
-    name = "vllm_tokenize_chat"
     computes = False
-    errors = ERRORS
+    errors: ErrorFormat = ERRORS
     table = Table({name: CHAT.parameters[name] for name in _SHAPING})
     fields: Mapping[str, Shape] = {name: OpenAiChat.fields[name] for name in ("messages", "model", "tools")}
+    others = frozenset[str]()
+    """Fields that only the rendering reads."""
+
+    @abstractmethod
+    def render(self, body: Mapping[str, Any], context: ServerContext) -> Callable[[Prompt], Iterator[bytes]]:
+        """Return a function that yields the JSON of the response."""
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = self.fields.keys() | self.table.parameters.keys()
         body = _relax(body)
         fields = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
         parsed = super().parse(fields, context, request_context)
-        render = _tokens_of(body, context)
-        unknown = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
+        render = self.render(body, context)
+        unknown = report_unknown(_unknown(body, {*read, *self.others}), body, context, generates=False)
         return prompt_request(parsed.requests[0], render, self.errors, [*parsed.ignored, *unknown])
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
@@ -84,8 +91,21 @@ class VllmTokenizeChat(OpenAiChat):
         return ParsedRequest((chat.request,), PreparedDocument(b""), self.errors, chat.ignored)
 
 
+class VllmTokenizeChat(RenderedChat):
+    """The dialect of /tokenize for a chat."""
+
+    name = "vllm_tokenize_chat"
+    others = frozenset({_STRINGS})
+
+    def render(self, body: Mapping[str, Any], context: ServerContext) -> Callable[[Prompt], Iterator[bytes]]:
+        return _tokens_of(body, context)
+
+
 class VllmDetokenize(Dialect):
-    """The dialect of /detokenize, which decodes token ids, including those of special tokens."""
+    """The dialect of /detokenize, which decodes token ids, including those of special tokens.
+
+    vLLM names the text `prompt`, and llama-server names it `content`. Their requests are the same.
+    """
 
     name = "vllm_detokenize"
     computes = False
@@ -96,7 +116,8 @@ class VllmDetokenize(Dialect):
             raise InvalidPayload("the body must be a JSON object with 'tokens'")
         body = _relax(body)
         read_model(body, context, request_context)
-        text: VllmText = {"prompt": _text_of(body.get("tokens"), context)}
+        decoded = _text_of(body.get("tokens"), context)
+        text: VllmText = {"prompt": decoded, "content": decoded}
         ignored = report_unknown(_unknown(body, {"model", "tokens"}), body, context, generates=False)
         return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, ignored)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from handler.config.loader import Reading, read_config
+from handler.config.model_files import limits_answers
 from handler.config.options import IMAGES, VARIABLES_OF
 from handler.container.arguments import translated_environment
 from handler.engines.base import EngineConfig
@@ -114,6 +115,24 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
 @in_one_test(
     ("environ", "wanted"),
     [
+        (llama(MIN_P="0.1", N_PREDICT="64"), False),
+        ({"LLAMA_ARG_N_PREDICT": "64"}, False),
+        (sglang(PREFERRED_SAMPLING_PARAMS='{"max_new_tokens": 64}'), False),
+        ({"OPTION_OVERRIDE_GENERATION_CONFIG": '{"max_new_tokens": 64}'}, True),
+        ({"SM_VLLM_OVERRIDE_GENERATION_CONFIG": '{"max_new_tokens": 64}'}, True),
+    ],
+)
+def test_the_length_of_responses_is_a_limit_only_where_it_is_one_for_the_images_server(
+    environ: dict[str, str], wanted: bool
+) -> None:
+    config = read(environ).config
+    assert config is not None
+    assert limits_answers(config) is wanted
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
         (sglang(PORT="80"), "environment variable SM_SGLANG_PORT=80: `lmi serve --port` sets it"),
         (sglang(SPECULATIVE_ALGORITHM="EAGLE"), "use option.speculative_config"),
         (sglang(NNODES="2"), "to use several machines"),
@@ -145,6 +164,9 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
         (llama(MMPROJ_AUTO="true"), "serve the Hugging Face checkpoint"),
         (llama(PREFILL_ASSISTANT="true"), "continue_final_message"),
         (llama(MEDIA_PATH="/m"), "set option.allowed_local_media_path"),
+        (llama(SLOT_SAVE_PATH="/s"), "does not save the cache of a prompt in a file"),
+        (llama(TOOLS="all"), "this server runs no tools; clients run them"),
+        (llama(API_PREFIX="/a"), "put a proxy in front of this server"),
     ],
 )  # fmt: skip
 def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(environ: dict[str, str], wanted: str) -> None:

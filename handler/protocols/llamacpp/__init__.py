@@ -1,0 +1,1 @@
+"""The routes of llama.cpp's llama-server for tokens and chat templates."""

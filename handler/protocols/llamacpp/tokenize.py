@@ -1,0 +1,113 @@
+"""llama-server's /tokenize and /apply-template (tools/server/server-context.cpp, b11434). Its /detokenize is vLLM's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any, TypedDict
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import JSON
+from handler.core.text import Prompt
+from handler.core.values import FieldNames, Request
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, prompt_request
+from handler.protocols.kernel.readers import NamedValue, boolean
+from handler.protocols.kernel.reply import PreparedDocument, list_parts
+from handler.protocols.kernel.schema import FLAG, Count
+from handler.protocols.openai.api import ERRORS
+from handler.protocols.openai.request import HARMLESS, read_model
+from handler.protocols.vllm.tokenize import RenderedChat
+
+FLAGS = {"add_special": False, "parse_special": True, "with_pieces": False}
+"""Maps each flag of /tokenize to its default."""
+
+_relax = relaxed_by(PYDANTIC, dict.fromkeys(FLAGS, FLAG))
+
+
+class LlamaPiece(TypedDict):
+    """A token. `piece` is a list of bytes if the token ends within a character."""
+
+    id: Count
+    piece: str | list[Count]
+
+
+class LlamaTokens(TypedDict):
+    """The tokens of a text, with their pieces if requested."""
+
+    tokens: list[Count] | list[LlamaPiece]
+
+
+class LlamaPrompt(TypedDict):
+    prompt: str
+
+
+class LlamaTokenize(Dialect):
+    """The dialect of /tokenize for `content`."""
+
+    name = "llamacpp_tokenize"
+    computes = False
+    errors = ERRORS
+    fields = frozenset({"content", "model", *FLAGS})
+
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
+        body = _relax(body)
+        read_model(body, context, request_context)
+        content, flags = body.get("content"), _read_flags(body)
+        if not isinstance(content, str):
+            raise InvalidPayload("'content' must be a string")
+        unknown = [name for name in body if name not in self.fields and name not in HARMLESS]
+        ignored = report_unknown(unknown, body, context, generates=False)
+        if not content:
+            return ParsedRequest((), PreparedDocument(b'{"tokens":[]}'), self.errors, ignored)
+        edit = functools.partial(_tokens_of, flags=flags)
+        request = Request(content, names=FieldNames(prompt="content"), edit=edit)
+        return prompt_request(request, functools.partial(_render, pieces=flags["with_pieces"]), self.errors, ignored)
+
+
+class LlamaTemplate(RenderedChat):
+    """The dialect of /apply-template."""
+
+    name = "llamacpp_template"
+    errors = ERRORS
+
+    def render(self, body: Mapping[str, Any], context: ServerContext) -> Callable[[Prompt], Iterator[bytes]]:
+        return lambda prompt: iter([JSON.encode(LlamaPrompt(prompt=prompt.text))])
+
+
+TOKENIZE, APPLY_TEMPLATE = LlamaTokenize(), LlamaTemplate()
+
+
+def _read_flags(body: Mapping[str, Any]) -> dict[str, bool]:
+    read = {name: NamedValue(name, body.get(name)).optional(boolean) for name in FLAGS}
+    return {name: default if (value := read[name]) is None else value for name, default in FLAGS.items()}
+
+
+def _tokens_of(
+    request: Request, encode: Callable[[Request], Prompt], *, flags: Mapping[str, bool]
+) -> tuple[Request, Prompt]:
+    """Tokenize a text. Without `add_special`, remove the special tokens that the tokenizer has added at the ends."""
+    prompt = encode(request)
+    texts = () if flags["parse_special"] else [text for text in prompt.vocabulary.marks if text in request.prompt]
+    if texts:
+        raise InvalidParameter(
+            f"parse_special=false: {texts[0]!r} in 'content' is the text of a special token, and is always read as one"
+        )
+    if flags["add_special"]:
+        return request, prompt
+    letter, special = encode(request._replace(prompt="a")).ids, prompt.vocabulary.special
+    start, end = (sum(1 for _ in takewhile(special.__contains__, ids)) for ids in (letter, reversed(letter)))
+    return request, prompt._replace(ids=prompt.ids[start : len(prompt.ids) - end])
+
+
+def _render(prompt: Prompt, *, pieces: bool) -> Iterator[bytes]:
+    yield b'{"tokens":'
+    yield from list_parts(map(functools.partial(_piece, prompt), prompt.ids) if pieces else prompt.ids)
+    yield b"}"
+
+
+def _piece(prompt: Prompt, id: int) -> LlamaPiece:
+    text = prompt.vocabulary.texts[id]
+    return {"id": id, "piece": list(prompt.vocabulary.pieces[id]) if text is None else text}
