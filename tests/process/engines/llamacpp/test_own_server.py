@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -379,6 +380,13 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.Mo
         unread.close()
         server = running(FLOOD, log)
         wait_for(lambda: server.exit_status == 0, 60, "the server waits for a reader that has gone")
+
+
+def test_a_log_without_a_file_descriptor_gets_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    own_server.LineWriter("llama-server").write("a line")
+    assert log.getvalue() == "a line\n"
 
 
 def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from handler.config import gguf
 from handler.config.config import Config
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.child import Sizes
@@ -168,3 +169,12 @@ def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pyte
     assert (found["LLAMA_ARG_N_PARALLEL"], found["LLAMA_ARG_LOG_VERBOSITY"]) == ("8", "2")
     monkeypatch.setenv("LMI_LOG_LEVEL", "debug")
     assert child.environment(config(file), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == "3"
+
+
+def test_a_file_on_the_hub_is_downloaded_with_its_parts_and_projector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "download_gguf", lambda *given: given)
+    asked: object = child.download("owner/model/a-00001-of-00002.gguf", "v1")
+    parts = "a-[0-9][0-9][0-9][0-9][0-9]-of-00002.gguf"
+    assert asked == ("owner/model", "a-00001-of-00002.gguf", "v1", parts, child.PROJECTOR_PATTERN)
+    with pytest.raises(ConfigError, match=r"the name of a .gguf file on the hub, such as owner/model/FILE\.gguf"):
+        child.download("owner/model", None)
