@@ -1,0 +1,57 @@
+"""The names that our tables repeat are those in llama.cpp's source: architectures, texts of tokens, and flags."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from handler.config import gguf
+from handler.engines.llamacpp import child, readable, vocabulary
+
+NOT_SERVED = {
+    *("(unknown)", "clip"),
+    *("dflash", "eagle3", "gemma4-assistant"),  # drafts
+    *("dream", "llada", "llada-moe", "rnd1"),  # diffusion
+    *("pockettts", "qwen3tts", "wavtokenizer-dec"),  # speech
+    *("t5", "t5encoder"),
+}
+
+
+@pytest.fixture(scope="module")
+def sources(request: pytest.FixtureRequest) -> Path:
+    directory = request.config.getoption("--templates")
+    assert directory, "make test-templates gives --templates"
+    return Path(directory) / "llama.cpp"
+
+
+def code(path: Path) -> str:
+    return re.sub(r"//[^\n]*", "", path.read_text())
+
+
+def test_each_architecture_is_served_or_not_on_purpose(sources: Path) -> None:
+    declared = set(re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"]+)"', code(sources / "llama-arch.cpp")))
+    assert declared - NOT_SERVED == readable._ARCHITECTURES
+    assert declared >= NOT_SERVED
+
+
+def test_texts_of_tokens_mean_the_same(sources: Path) -> None:
+    vocab = code(sources / "llama-vocab.cpp")
+    blocks = re.findall(r"if \(false\n(.*?)\) \{\s*special_(\w+?)(?:_id)?(?: = t\.second|\.insert)", vocab, re.DOTALL)
+    texts = {name: {text.encode() for text in re.findall(r't\.first == "([^"]+)"', block)} for block, name in blocks}
+    own = {**gguf._FIM_TEXTS, "eog_ids": gguf.END_TEXTS}
+    assert {name: texts[name] for name in own} == own
+    assert texts["eot"] | texts["eom"] <= gguf.END_TEXTS
+    (shown,) = re.findall(r"if \((.*<\|channel\|>.*)\) \{", vocab)
+    assert {text.encode() for text in re.findall('"([^"]+)"', shown)} == vocabulary._SHOWN
+
+
+def test_flags_are_treated_as_their_other_names(sources: Path) -> None:
+    found = re.findall(r'^ +\{ *("-[^{}\n]+") *\}', code(sources / "arg.cpp"), re.MULTILINE)
+    options = [re.findall('"([^"]+)"', names) for names in found]
+    assert len(options) > 300, "they have moved"
+    assert {*child._REASONS, *child._PROJECTORS} <= {name for names in options for name in names}
+    for names in options:
+        treated = {(child._REASONS.get(name), name in child._PROJECTORS) for name in names}
+        assert len(treated) == 1, names
