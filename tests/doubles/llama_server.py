@@ -360,8 +360,8 @@ class LlamaServer:
 
     def _vector(self, body: dict[str, Any]) -> list[float]:
         found = vector(body["content"], self.dimensions)
-        norm = math.hypot(*found) if body.get("embd_normalize", 2) == 2 else 1
-        return [value / norm for value in found]
+        norms = {-1: 1.0, 0: max(map(abs, found)) / 32760, 2: math.hypot(*found)}
+        return [value / norms[body.get("embd_normalize", 2)] for value in found]
 
     def _check_pooled(self, count: int) -> None:
         if count > self.batch and self.pooling != "last":

@@ -90,6 +90,25 @@ def test_gemma_begins_with_bos_even_if_the_header_denies_it(tmp_path: Path, pre:
     assert tokens(made(tmp_path, byte_level(pre, add_bos_token=False)), "a", special=True) == expected
 
 
+@pytest.mark.parametrize(
+    ("pre", "values", "expected"),
+    [
+        ("gpt-2", {}, "a Ġ <mask> Ġ [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("jina-v2-es", {}, "a <mask> Ġ [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("gpt-2", {"general.architecture": "jina-bert-v3"}, "a <mask> Ġ [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("gpt-2", {"general.name": "A Modern-BERT"}, "a Ġ <mask> [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("gpt-2", {"general.name": "Phi-3 mini"}, "a Ġ <mask> [MASK] </s> <unk> Ġ b"),
+    ],
+)
+def test_some_tokens_take_spaces_as_the_model_is_called(
+    tmp_path: Path, pre: str, values: dict[str, Any], expected: str
+) -> None:
+    whole: dict[str, Any] = byte_level(pre)
+    marks = ["<mask>", "[MASK]", "</s>", "<unk>"]
+    more = {"tokens": [*whole["tokens"][:-3], *marks], "token_type": [*whole["token_type"][:-3], 3, 3, 1, 2]}
+    assert tokens(made(tmp_path, {**whole, **more, **values}), "a <mask> [MASK] </s> <unk> b") == expected.split()
+
+
 def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
     values = {**byte_level(), "tokenizer.chat_template": template, "llama.context_length": 77}
