@@ -238,7 +238,7 @@ def test_the_log_probabilities_are_the_servers_own(both: Both) -> None:
 
 def test_the_log_probabilities_of_incomplete_characters(server: LlamaServer, model: Path) -> None:
     """The double's own: the original reports none."""
-    lead = tuple((id, 6.0) for id, piece in enumerate(server.pieces) if piece[-1:] >= b"\xc0")
+    lead = tuple((id, 1.0) for id, piece in enumerate(server.pieces) if piece[-1:] >= b"\xc0")
     sampling = SAMPLING._replace(logprobs=True, top_logprobs=2, logit_bias=lead)
     with engine(model, server) as found, mock.patch("handler.engines.llamacpp.engine._SCORES", 3):
         result = details(found, sampling)
@@ -247,6 +247,9 @@ def test_the_log_probabilities_of_incomplete_characters(server: LlamaServer, mod
             values = values - numpy.log(numpy.exp(values).sum())
             assert result["logprobs"][place] == pytest.approx(values[id])
             assert [top for top, _ in result["tops"][place]] == numpy.argsort(-values)[:2].tolist()
+    asked = {len(body["prompt"]) - len(PROMPT) for body in server.received if body["n_predict"] == 1}
+    incomplete = enumerate(Pieces(server.pieces).incomplete(result["ids"]))
+    assert asked == {place for place, is_unsent in incomplete if is_unsent}, "only what is missing is asked for"
 
 
 def test_log_probabilities_belong_to_their_tokens_if_special_ones_have_no_text() -> None:
