@@ -254,6 +254,7 @@ _IGNORED = frozenset((
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf",
     "patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
     "dependencies", "unevaluatedItems", "unevaluatedProperties", "additionalItems", "$dynamicRef",
+    "$recursiveRef",
 ))  # fmt: skip
 """Keywords that llama.cpp ignores, so that a response may violate the schema."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

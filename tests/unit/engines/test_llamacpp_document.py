@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from jsonschema import Draft4Validator, Draft201909Validator, Draft202012Validator
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, check_schema, completion, grammar
@@ -80,6 +82,22 @@ def test_schemas_without_ignored_keywords(schema: Any) -> None:
 def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"does not enforce '{keyword}'"):
         check_schema(schema)
+
+
+ENFORCED = {
+    "$ref", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format",
+    "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "oneOf", "pattern", "prefixItems",
+    "properties", "required", "type",
+}  # fmt: skip
+
+
+def test_every_other_keyword_of_every_draft_is_refused() -> None:
+    drafts = (Draft4Validator, Draft201909Validator, Draft202012Validator)
+    known = {"then", "else", "minContains", "maxContains"}.union(*(draft.VALIDATORS for draft in drafts))
+    assert known >= ENFORCED
+    for keyword in known - ENFORCED:
+        with pytest.raises(ValueError, match=re.escape(f"does not enforce {keyword!r}")):
+            check_schema({keyword: {}})
 
 
 NESTED = 200

@@ -51,6 +51,13 @@ def test_words_are_divided_as_the_header_says(tmp_path: Path, pre: str, text: st
     assert tokens(made(tmp_path, byte_level(pre)), text) == expected.split()
 
 
+def test_a_letter_that_is_no_token_has_no_id(tmp_path: Path) -> None:
+    whole: dict[str, Any] = byte_level()
+    known = [text for text in whole["tokens"] if text not in "x-"]
+    directory = made(tmp_path, {**whole, "tokens": known, "token_type": whole["token_type"][2:]})
+    assert tokens(directory, "12xx-12x") == ["12", "12"]
+
+
 @pytest.mark.parametrize("pre", WORDS)
 def test_each_name_of_a_pre_tokenizer_gives_a_tokenizer_that_loses_nothing(tmp_path: Path, pre: str) -> None:
     if pre == "whitespace":
