@@ -357,6 +357,12 @@ def test_an_image_that_the_server_cannot_read_is_refused(both: Both) -> None:
         assert asked(found, [chat], SAMPLING)[0].finish is not Finish.ERROR
 
 
+def test_a_text_without_images_is_refused_as_by_other_servers(double: Both) -> None:
+    with engine(double.config.model, double.server) as found:
+        found.add(EngineRequest(1, [len(double.server.pieces)], SAMPLING))
+        assert run(found, 1)[1].error == "to the client: Prompt contains invalid tokens"
+
+
 def test_images_that_exceed_a_body_are_refused(double: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "_MAX_BODY", (8 << 20) + 100)
     with engine(double.config.model, double.server) as found:

@@ -222,7 +222,11 @@ def test_a_file_that_llama_server_does_not_read_is_the_reason(tmp_path: Path, pr
     ],
 )
 def test_a_program_that_is_no_llama_server_is_the_reason(model: Path, tmp_path: Path, boot: str, words: str) -> None:
+    starts = tmp_path / "starts"
+    starts.write_text("")
+    boot = f"print('started', file=open({str(starts)!r}, 'a'))\n{boot}"
     assert words in failure(config(model, script(tmp_path / "other", boot)))
+    assert starts.read_text() == "started\n", "no other port would help"
 
 
 @pytest.fixture
