@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from handler.config import gguf
 from handler.config.config import Config
 from handler.core.errors import ConfigError
+from handler.core.values import Task
 from handler.engines.base import EngineConfig
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.child import Sizes
@@ -169,6 +171,23 @@ def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pyte
     assert (found["LLAMA_ARG_N_PARALLEL"], found["LLAMA_ARG_LOG_VERBOSITY"]) == ("8", "2")
     monkeypatch.setenv("LMI_LOG_LEVEL", "debug")
     assert child.environment(config(file), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == "3"
+
+
+@in_one_test(
+    ("task", "pooling", "found"),
+    [
+        (Task.GENERATION, "auto", {}),
+        (Task.EMBEDDING, "auto", {"EMBEDDINGS": "1"}),
+        (Task.EMBEDDING, "mean", {"EMBEDDINGS": "1", "POOLING": "mean"}),
+        (Task.RERANK, "auto", {"EMBEDDINGS": "1", "RERANKING": "1"}),
+    ],
+)
+def test_a_server_pools_as_the_task_and_the_option_say(
+    file: Path, task: Task, pooling: str, found: dict[str, str]
+) -> None:
+    variables = child.environment(replace(config(file, pooling=pooling), task=task), "the-key")
+    names = ("EMBEDDINGS", "POOLING", "RERANKING")
+    assert {name: variables[f"LLAMA_ARG_{name}"] for name in names if f"LLAMA_ARG_{name}" in variables} == found
 
 
 def test_a_file_on_the_hub_is_downloaded_with_its_parts_and_projector(monkeypatch: pytest.MonkeyPatch) -> None:
