@@ -47,6 +47,20 @@ def test_texts_of_tokens_mean_the_same(sources: Path) -> None:
     assert {text.encode() for text in re.findall('"([^"]+)"', shown)} == vocabulary._SHOWN
 
 
+def test_tokens_have_the_same_ids_where_the_header_declares_none(sources: Path) -> None:
+    kinds = code(sources / "llama-vocab.cpp").split('"no_vocab"', 1)[1].split("unknown tokenizer", 1)[0]
+    blocks = re.findall(r"if \((tokenizer_model == .*?)\) \{(.*?)\n {8}\}", kinds, re.DOTALL)
+    names = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+    declared = {
+        model.encode(): {names.get(name, name): int(id) for name, id in re.findall(r"special_(\w+)_id *= (\d+)", block)}
+        for models, block in blocks
+        for model in re.findall('"([^"]+)"', models)
+    }
+    own = gguf._DEFAULT_IDS
+    assert {model: declared[model] for model in own} == own
+    assert not any(declared[model] for model in {name.encode() for name in vocabulary.MODELS} - own.keys())
+
+
 def test_flags_are_treated_as_their_other_names(sources: Path) -> None:
     found = re.findall(r'^ +\{ *("-[^{}\n]+") *\}', code(sources / "arg.cpp"), re.MULTILINE)
     options = [re.findall('"([^"]+)"', names) for names in found]
