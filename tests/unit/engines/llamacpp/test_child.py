@@ -174,6 +174,21 @@ def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pyte
 
 
 @in_one_test(
+    ("flags", "verbosity"),
+    [
+        ((), "2"),
+        (("-t", "1"), "2"),
+        (("-v",), "3"),
+        (("--verbose",), "3"),
+        (("-lv", "4"), "3"),
+        (("--verbosity", "4"), "3"),
+    ],
+)
+def test_flags_may_ask_for_a_longer_log(file: Path, flags: tuple[str, ...], verbosity: str) -> None:
+    assert child.environment(with_flags(file, *flags), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == verbosity
+
+
+@in_one_test(
     ("task", "pooling", "found"),
     [
         (Task.GENERATION, "auto", {}),
