@@ -17,9 +17,11 @@ from handler.engines.base import EngineConfig
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.child import Sizes
 from tests.checkpoints import byte_gguf
+from tests.checkpoints.gguf_header import Value, write_header
 from tests.one_test import in_one_test
 
 MIB, GIB = 1 << 20, 1 << 30
+WIDTH = "clip.vision.projection_dim"
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +173,30 @@ def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pyte
     assert (found["LLAMA_ARG_N_PARALLEL"], found["LLAMA_ARG_LOG_VERBOSITY"]) == ("8", "2")
     monkeypatch.setenv("LMI_LOG_LEVEL", "debug")
     assert child.environment(config(file), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == "3"
+
+
+@in_one_test(
+    ("projectors", "found"),
+    [
+        ({"a": {}}, "a"),
+        ({"a": {"general.architecture": "llama"}}, None),
+        ({"a": {WIDTH: 9}, "b": {"general.basename": "other"}}, None),
+        ({"a": {WIDTH: 9}, "b": {"general.basename": "own"}}, "b"),
+        ({"a": {"general.file_type": 0}, "b": {"general.file_type": 1}, "c": {}}, "b"),
+        ({"b": {}, "a": {}}, "a"),
+    ],
+)
+def test_a_projector_is_of_the_model_and_preferably_in_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, projectors: dict[str, dict[str, Value]], found: str | None
+) -> None:
+    values = {b"general.architecture": b"llama", b"llama.embedding_length": 8, b"general.basename": b"own"}
+    monkeypatch.setattr(gguf, "check_parts", lambda file: gguf.Header(values, ()))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    for name, more in projectors.items():
+        write_header(tmp_path / f"{name}.gguf", {"general.architecture": "clip", WIDTH: 8, **more})
+    assert child.find_projector(tmp_path / "model.gguf") == (None if found is None else tmp_path / f"{found}.gguf")
+    for name in projectors:
+        (tmp_path / f"{name}.gguf").unlink()
 
 
 @in_one_test(
