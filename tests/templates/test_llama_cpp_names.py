@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler.config import gguf
-from handler.engines.llamacpp import child, readable, vocabulary
+from handler.engines.llamacpp import child, readable, splits, vocabulary
 
 NOT_SERVED = {
     *("(unknown)", "clip"),
@@ -59,6 +59,22 @@ def test_tokens_have_the_same_ids_where_the_header_declares_none(sources: Path) 
     own = gguf._DEFAULT_IDS
     assert {model: declared[model] for model in own} == own
     assert not any(declared[model] for model in {name.encode() for name in vocabulary.MODELS} - own.keys())
+
+
+def test_each_pre_tokenizer_has_the_same_settings(sources: Path) -> None:
+    kinds = code(sources / "llama-vocab.cpp").split("tokenizer_pre.empty()", 1)[1].split("unknown pre-tokenizer", 1)[0]
+    blocks = re.findall(r"if \(\s*(tokenizer_pre == .*?)\) \{(.*?)\n {12}\}", kinds, re.DOTALL)
+    declared = {
+        name: (
+            "ignore_merges = true" in block,
+            "add_bos = true" in block,
+            "special_bos_id = LLAMA_TOKEN_NULL" not in block,
+        )
+        for names, block in blocks
+        for name in re.findall('"([^"]+)"', names)
+    }
+    own = {name: (words.ignore_merges, words.add_bos, words.has_bos) for name, words in splits.WORDS.items() if name}
+    assert declared == own
 
 
 def test_flags_are_treated_as_their_other_names(sources: Path) -> None:
