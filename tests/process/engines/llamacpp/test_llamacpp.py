@@ -24,6 +24,7 @@ from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.files import load_tokenizer
+from handler.engines.llamacpp import servers
 from handler.engines.llamacpp.answer import Tokens, aligned
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.pieces import Pieces
@@ -779,6 +780,12 @@ def test_a_restarted_server_that_loads_its_model_is_busy(server: LlamaServer) ->
         assert result == failed(error="the llamacpp server is busy: it is loading its model")
         server.is_loading = False
         assert ask(found, key=3).finish is not Finish.ERROR
+
+
+@in_one_test("limit", [0, -1, "8", True, None])
+def test_a_context_that_is_no_number_of_tokens_is_unknown(limit: object) -> None:
+    props = json.dumps({"default_generation_settings": {"n_ctx": limit}})
+    assert servers._described("model", props.encode()).max_tokens is None
 
 
 def test_what_the_server_says_of_itself(server: LlamaServer, pieces: Sequence[bytes]) -> None:

@@ -404,6 +404,15 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
     assert log.error == "", "the server has started in spite of it"
 
 
+@pytest.mark.usefixtures("alone")
+def test_an_error_of_a_server_that_runs_is_not_its_end() -> None:
+    log = child.ServerLog()
+    log.read("E srv  load_model: an error")
+    server = child.LlamaServer(running("import time; time.sleep(3600)", log), log, "key")
+    assert (log.error, server.failure()) == ("srv load_model: an error", "")
+    server.process.stop()
+
+
 def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = child.ServerLog(), [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])

@@ -51,6 +51,11 @@ def test_words_are_divided_as_the_header_says(tmp_path: Path, pre: str, text: st
     assert tokens(made(tmp_path, byte_level(pre)), text) == expected.split()
 
 
+def test_words_are_divided_at_spaces_alone_and_in_lower_case(tmp_path: Path) -> None:
+    directory = made(tmp_path, byte_level("default", model="whitespace"))
+    assert tokens(directory, "HELLO \n12hello") == ["hello", "12", "hello"]
+
+
 def test_a_letter_that_is_no_token_has_no_id(tmp_path: Path) -> None:
     whole: dict[str, Any] = byte_level()
     known = [text for text in whole["tokens"] if text not in "x-"]
@@ -92,9 +97,19 @@ def test_special_tokens_are_added_as_the_header_says(tmp_path: Path) -> None:
     assert tokens(made(tmp_path, values), "a", special=True) == ["a", "</s>"]
 
 
-@pytest.mark.parametrize(("pre", "expected"), [("gemma4", ["<|im_start|>", "a"]), ("sarvam-moe", ["a"])])
-def test_gemma_begins_with_bos_even_if_the_header_denies_it(tmp_path: Path, pre: str, expected: list[str]) -> None:
-    assert tokens(made(tmp_path, byte_level(pre, add_bos_token=False)), "a", special=True) == expected
+@pytest.mark.parametrize(
+    ("pre", "model", "expected"),
+    [
+        ("gemma4", "gpt2", ["<|im_start|>", "a"]),
+        ("gpt-2", "gemma4", ["<|im_start|>", "a"]),
+        ("sarvam-moe", "gpt2", ["a"]),
+    ],
+)
+def test_gemma_begins_with_bos_even_if_the_header_denies_it(
+    tmp_path: Path, pre: str, model: str, expected: list[str]
+) -> None:
+    values = byte_level(pre, model=model, add_bos_token=False)
+    assert tokens(made(tmp_path, values), "a", special=True) == expected
 
 
 @pytest.mark.parametrize(
