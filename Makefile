@@ -68,7 +68,7 @@ test-python-%: dev
 	$(BIN)/python -m tests.accept.python_versions $(VENV)-$* $* -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
 	$(PYTEST) -m 'djl and not vllm' tests/djl tests/container
-test-templates: dev ## 3 min: tool calls in the chat templates of 60 models, of llama-cpp-python's source distribution; answers in vLLM's tests and messages in its source, of vLLM's; the request fields of vLLM, SGLang, TGI and llama.cpp
+test-templates: dev ## 3 min: tool calls in the chat templates of 60 models, of llama-cpp-python's source distribution; answers in vLLM's tests and messages in its source, of vLLM's; the request fields of vLLM, SGLang, TGI and llama.cpp; the names in llama.cpp's source
 	$(BIN)/python -m tests.templates.fetch $(VENV)-templates
 	$(PYTEST) tests/templates tests/joints/test_log_lines.py --templates $(VENV)-templates
 test-browser: dev $(VENV)/.browser ## 3 min: the pages in a headless Chromium: the system's, or CHROMIUM=...

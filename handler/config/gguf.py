@@ -44,6 +44,7 @@ _PARTS, _PART_NUMBER, _ALIGNMENT = b"split.count", b"split.no", b"general.alignm
 _DEFAULT_IDS: Mapping[object, Mapping[str, int]] = {
     b"llama": {"bos": 1, "eos": 2, "unknown": 0},
     b"gpt2": {"bos": 11, "eos": 11},
+    b"whitespace": {"bos": 11, "eos": 11},
     b"bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103},
     b"t5": {"eos": 1, "unknown": 2, "padding": 0},
     b"plamo2": {"bos": 1, "eos": 2, "unknown": 0, "padding": 3},

@@ -360,8 +360,8 @@ class LlamaServer:
 
     def _vector(self, body: dict[str, Any]) -> list[float]:
         found = vector(body["content"], self.dimensions)
-        norm = math.hypot(*found) if body.get("embd_normalize", 2) == 2 else 1
-        return [value / norm for value in found]
+        norms = {-1: 1.0, 0: max(map(abs, found)) / 32760, 2: math.hypot(*found)}
+        return [value / norms[body.get("embd_normalize", 2)] for value in found]
 
     def _check_pooled(self, count: int) -> None:
         if count > self.batch and self.pooling != "last":
@@ -759,12 +759,15 @@ _FLAGS = {"-m": str, "--host": str, "--port": int, "-t": int, "-ngl": str, "--se
 def main() -> None:
     """Be `llama-server FLAGS` until SIGTERM or SIGINT.
 
-    A flag that it lacks, an unknown architecture and a port that is taken end it as they end the original.
+    A flag or a way to pool that it lacks, an unknown architecture and a port that is taken end it as they end the
+    original.
     """
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert not {"HF_TOKEN", "OPENAI_API_KEY", "LMI_API_KEY", "AWS_SECRET_ACCESS_KEY"} & {*os.environ}
     known = {"LLAMA_API_KEY", "LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL", "LLAMA_ARG_KV_UNIFIED"}
     assert known <= {*os.environ}
+    if os.environ.get("LLAMA_ARG_POOLING", "mean") not in ("none", "mean", "cls", "last", "rank"):
+        raise SystemExit('error while handling environment variable "LLAMA_ARG_POOLING": invalid value')
     given, words = dict[str, Any](), iter(sys.argv[1:])
     for flag in words:
         if flag not in _FLAGS:

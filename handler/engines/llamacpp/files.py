@@ -17,7 +17,7 @@ from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary
 
 log = logging.getLogger("handler.engine")
 
-_RECIPE = b"llamacpp 2"  # part of every fingerprint: change it whenever the content of the directory changes
+_RECIPE = b"llamacpp 3"  # part of every fingerprint: change it whenever the content of the directory changes
 _TEMPLATE = "tokenizer.chat_template"
 _TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
 """Maps the name of a special token in a GGUF file to its name in tokenizer_config.json."""

@@ -74,7 +74,8 @@ def test_closing_ends_the_worker() -> None:
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     engine.close()
-    assert (engine.state, engine.pid) == (State.CLOSED, None)
+    assert engine.step() == []
+    assert (engine.state, engine.pid) == (State.CLOSED, None), "it is not started again"
     engine.close()
 
 

@@ -19,6 +19,7 @@ from handler.engines.process import supervisor
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.ipc import ChannelClosed, ChannelReader, Messages, encode, send, wait
 from handler.engines.process.supervisor import EngineInstance
+from tests.servers import wait_for
 
 MESSAGES = st.lists(
     st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
@@ -99,6 +100,7 @@ def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pyt
         while len(found) < len(commands) + 1:
             found += reader.receive(theirs) or []
         assert found == [*commands, b"short"]
+        wait_for(lambda: engine._num_late == engine._num_late_sent, 10, "what follows is still sent by the thread")
         assert [engine.put(b"later"), engine.put(b"last")] == [True, False]
         engine.flush()
         assert reader.receive(theirs) == [b"later", b"last"], "together"

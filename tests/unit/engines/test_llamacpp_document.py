@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from jsonschema import Draft4Validator, Draft201909Validator, Draft202012Validator
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, completion, grammar
@@ -104,6 +106,24 @@ def test_schemas_without_ignored_keywords(schema: Any) -> None:
 def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"does not enforce '{keyword}'"):
         grammar(StructuredOutput("json_schema", json.dumps({**A, **schema})))
+
+
+ENFORCED = {
+    "$ref", "additionalProperties", "allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format",
+    "items", "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "oneOf", "pattern", "prefixItems",
+    "properties", "required", "type",
+}  # fmt: skip
+
+
+def test_every_other_keyword_of_every_draft_is_refused() -> None:
+    drafts = (Draft4Validator, Draft201909Validator, Draft202012Validator)
+    known = set[str]().union(*(draft.VALIDATORS for draft in drafts)) - {
+        "additionalItems"
+    }  # the number of items is fixed
+    assert known >= ENFORCED
+    for keyword in known - ENFORCED:
+        with pytest.raises(ValueError, match=re.escape(f"does not enforce {keyword!r}")):
+            grammar(StructuredOutput("json_schema", json.dumps({keyword: {"a": False}})))
 
 
 NESTED = 200

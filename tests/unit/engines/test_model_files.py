@@ -421,6 +421,22 @@ def test_the_ends_of_a_gguf_file_are_llama_cpps(
         assert eos_ids(EngineConfig(model=tmp_path / "a.gguf")) == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "count", "ids"),
+    [
+        (b"llama", 9, {"bos": 1, "eos": 2, "unknown": 0}),
+        (b"bert", 200, {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103}),
+        (b"bert", 103, {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0}),
+        (b"gpt2", 12, {"bos": 11, "eos": 11}),
+        (b"whitespace", 12, {"bos": 11, "eos": 11}),
+        (b"t5", 9, {"eos": 1, "unknown": 2, "padding": 0}),
+        (b"gemma4", 200, {}),
+    ],
+)
+def test_a_header_without_ids_of_special_tokens_has_llama_cpps(model: bytes, count: int, ids: dict[str, int]) -> None:
+    assert gguf.special_ids({b"tokenizer.ggml.model": model}, count) == ids
+
+
 def test_a_later_part_of_a_model_names_the_first_one(tmp_path: Path) -> None:
     path = tmp_path / "m-00002-of-00003.gguf"
     path.write_bytes(gguf_file(ARCHITECTURE, TOKENS, SPLIT))

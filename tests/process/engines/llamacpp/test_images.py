@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import random
@@ -21,10 +22,12 @@ from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.llamacpp import media
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.media import MARKER, ImageTokenizer
+from handler.engines.remote.servers import Failed
 from tests.checkpoints import byte_gguf
 from tests.checkpoints.projector_gguf import NUM_TOKENS, write_projector
 from tests.doubles import llama_server, tiny
 from tests.doubles.llama_server import LlamaServer
+from tests.one_test import in_one_test
 from tests.process.engines.llamacpp import real
 from tests.process.engines.llamacpp.real import RealServer
 from tests.process.engines.llamacpp.test_llamacpp import REAL, SAMPLING, Served, engine, own, quick
@@ -352,6 +355,29 @@ def test_an_image_that_the_server_cannot_read_is_refused(both: Both) -> None:
     with engine(both.config.model, both.server) as found:
         assert refusal(found, chat._replace(pictures=broken)) == "to the client: Failed to load image or audio file"
         assert asked(found, [chat], SAMPLING)[0].finish is not Finish.ERROR
+
+
+def test_a_text_without_images_is_refused_as_by_other_servers(double: Both) -> None:
+    with engine(double.config.model, double.server) as found:
+        found.add(EngineRequest(1, [len(double.server.pieces)], SAMPLING))
+        assert run(found, 1)[1].error == "to the client: Prompt contains invalid tokens"
+
+
+def test_images_that_exceed_a_body_are_refused(double: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "_MAX_BODY", (8 << 20) + 100)
+    with engine(double.config.model, double.server) as found:
+        assert "bytes in base64; with the text, llama-server accepts 8,388,708" in refusal(found, double.chat("alone"))
+
+
+@in_one_test(
+    "data", [b'{"tokens": "1"}', b'{"tokens": [1, true]}', b'{"tokens": [1.0]}', b'{"ids": [1]}', b"[1]", b"?"]
+)
+def test_ids_of_a_text_that_cannot_be_read_are_a_failure(data: bytes) -> None:
+    async def tokenize(body: object) -> bytes:
+        return data
+
+    with pytest.raises(Failed, match="sent token ids that cannot be read"):
+        asyncio.run(media.tokenized(tokenize, "text"))
 
 
 def test_a_text_never_becomes_an_image(both: Both) -> None:

@@ -24,6 +24,7 @@ from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.files import load_tokenizer
+from handler.engines.llamacpp import servers
 from handler.engines.llamacpp.answer import Tokens, aligned
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.pieces import Pieces
@@ -238,7 +239,7 @@ def test_the_log_probabilities_are_the_servers_own(both: Both) -> None:
 
 def test_the_log_probabilities_of_incomplete_characters(server: LlamaServer, model: Path) -> None:
     """The double's own: the original reports none."""
-    lead = tuple((id, 6.0) for id, piece in enumerate(server.pieces) if piece[-1:] >= b"\xc0")
+    lead = tuple((id, 1.0) for id, piece in enumerate(server.pieces) if piece[-1:] >= b"\xc0")
     sampling = SAMPLING._replace(logprobs=True, top_logprobs=2, logit_bias=lead)
     with engine(model, server) as found, mock.patch("handler.engines.llamacpp.engine._SCORES", 3):
         result = details(found, sampling)
@@ -247,6 +248,9 @@ def test_the_log_probabilities_of_incomplete_characters(server: LlamaServer, mod
             values = values - numpy.log(numpy.exp(values).sum())
             assert result["logprobs"][place] == pytest.approx(values[id])
             assert [top for top, _ in result["tops"][place]] == numpy.argsort(-values)[:2].tolist()
+    asked = {len(body["prompt"]) - len(PROMPT) for body in server.received if body["n_predict"] == 1}
+    incomplete = enumerate(Pieces(server.pieces).incomplete(result["ids"]))
+    assert asked == {place for place, is_unsent in incomplete if is_unsent}, "only what is missing is asked for"
 
 
 def test_log_probabilities_belong_to_their_tokens_if_special_ones_have_no_text() -> None:
@@ -776,6 +780,12 @@ def test_a_restarted_server_that_loads_its_model_is_busy(server: LlamaServer) ->
         assert result == failed(error="the llamacpp server is busy: it is loading its model")
         server.is_loading = False
         assert ask(found, key=3).finish is not Finish.ERROR
+
+
+@in_one_test("limit", [0, -1, "8", True, None])
+def test_a_context_that_is_no_number_of_tokens_is_unknown(limit: object) -> None:
+    props = json.dumps({"default_generation_settings": {"n_ctx": limit}})
+    assert servers._described("model", props.encode()).max_tokens is None
 
 
 def test_what_the_server_says_of_itself(server: LlamaServer, pieces: Sequence[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -221,7 +222,11 @@ def test_a_file_that_llama_server_does_not_read_is_the_reason(tmp_path: Path, pr
     ],
 )
 def test_a_program_that_is_no_llama_server_is_the_reason(model: Path, tmp_path: Path, boot: str, words: str) -> None:
+    starts = tmp_path / "starts"
+    starts.write_text("")
+    boot = f"print('started', file=open({str(starts)!r}, 'a'))\n{boot}"
     assert words in failure(config(model, script(tmp_path / "other", boot)))
+    assert starts.read_text() == "started\n", "no other port would help"
 
 
 @pytest.fixture
@@ -386,6 +391,13 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.Mo
         wait_for(lambda: server.exit_status == 0, 60, "the server waits for a reader that has gone")
 
 
+def test_a_log_without_a_file_descriptor_gets_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    own_server.LineWriter("llama-server").write("a line")
+    assert log.getvalue() == "a line\n"
+
+
 def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = child.ServerLog(), [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -395,6 +407,15 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
     assert log.error == "first"
     log.end_start()
     assert log.error == "", "the server has started in spite of it"
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_error_of_a_server_that_runs_is_not_its_end() -> None:
+    log = child.ServerLog()
+    log.read("E srv  load_model: an error")
+    server = child.LlamaServer(running("import time; time.sleep(3600)", log), log, "key")
+    assert (log.error, server.failure()) == ("srv load_model: an error", "")
+    server.process.stop()
 
 
 def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,14 @@ def test_scores_are_the_servers_own(ranker: Both) -> None:
             assert numbers(ask(found, between)) == pytest.approx([1 / (1 + math.exp(-raw))], abs=1e-6)
 
 
+def test_a_server_that_does_not_report_its_context_computes_scores(reranker: Path) -> None:
+    with double("rank") as server:
+        server.lacks = frozenset({"default_generation_settings"})
+        with engine(config(reranker, Task.RERANK, server, max_model_len=30)) as found:
+            raw = scored(server, DOCUMENTS[0])
+            assert numbers(ask(found, SCORE._replace(texts=(QUERY, DOCUMENTS[0])))) == pytest.approx([raw], abs=1e-6)
+
+
 def test_a_pair_is_cut_to_what_the_server_accepts(ranker: Both) -> None:
     server, model, task = ranker
     words = [f"w{4 + number % 50}" for number in range(60)]

@@ -14,8 +14,10 @@ import pytest
 from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOutput
 from handler.engines.base import EngineRequest, Output
+from handler.engines.openai import sglang
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import SglangEngine
+from handler.engines.remote.servers import Failed
 from tests.doubles.sglang_server import DONE, HANG, NEVER, SglangServer, best, event, listening, score
 from tests.one_test import in_one_test
 from tests.process.engines.openai import test_bad_servers
@@ -482,6 +484,9 @@ def test_a_server_whose_report_cannot_be_read_is_not_used(report: Any) -> None:
         with engine(odd, well) as found:
             assert ask(found) == WHOLE
             assert not odd.received
+    with pytest.raises(Failed) as failed:
+        sglang.SglangServer.read(report, {})
+    assert failed.value.plain == "does not report its settings"
 
 
 # -- cancelled requests ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 
 from handler.config import gguf
 from handler.config.config import Config
+from handler.core.errors import ConfigError
+from handler.core.values import Task
 from handler.engines.base import EngineConfig
 from handler.engines.llamacpp import child
 from handler.engines.llamacpp.child import Sizes
 from tests.checkpoints import byte_gguf
+from tests.checkpoints.gguf_header import Value, write_header
 from tests.one_test import in_one_test
 
 MIB, GIB = 1 << 20, 1 << 30
+WIDTH = "clip.vision.projection_dim"
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +186,68 @@ def test_a_server_inherits_no_keys_and_no_settings(file: Path, monkeypatch: pyte
     assert (found["LLAMA_ARG_N_PARALLEL"], found["LLAMA_ARG_LOG_VERBOSITY"]) == ("8", "2")
     monkeypatch.setenv("LMI_LOG_LEVEL", "debug")
     assert child.environment(config(file), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == "3"
+
+
+@in_one_test(
+    ("projectors", "found"),
+    [
+        ({"a": {}}, "a"),
+        ({"a": {"general.architecture": "llama"}}, None),
+        ({"a": {WIDTH: 9}, "b": {"general.basename": "other"}}, None),
+        ({"a": {WIDTH: 9}, "b": {"general.basename": "own"}}, "b"),
+        ({"a": {"general.file_type": 0}, "b": {"general.file_type": 1}, "c": {}}, "b"),
+        ({"b": {}, "a": {}}, "a"),
+    ],
+)
+def test_a_projector_is_of_the_model_and_preferably_in_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, projectors: dict[str, dict[str, Value]], found: str | None
+) -> None:
+    values = {b"general.architecture": b"llama", b"llama.embedding_length": 8, b"general.basename": b"own"}
+    monkeypatch.setattr(gguf, "check_parts", lambda file: gguf.Header(values, ()))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    for name, more in projectors.items():
+        write_header(tmp_path / f"{name}.gguf", {"general.architecture": "clip", WIDTH: 8, **more})
+    assert child.find_projector(tmp_path / "model.gguf") == (None if found is None else tmp_path / f"{found}.gguf")
+    for name in projectors:
+        (tmp_path / f"{name}.gguf").unlink()
+
+
+@in_one_test(
+    ("flags", "verbosity"),
+    [
+        ((), "2"),
+        (("-t", "1"), "2"),
+        (("-v",), "3"),
+        (("--verbose",), "3"),
+        (("-lv", "4"), "3"),
+        (("--verbosity", "4"), "3"),
+    ],
+)
+def test_flags_may_ask_for_a_longer_log(file: Path, flags: tuple[str, ...], verbosity: str) -> None:
+    assert child.environment(with_flags(file, *flags), "the-key")["LLAMA_ARG_LOG_VERBOSITY"] == verbosity
+
+
+@in_one_test(
+    ("task", "pooling", "found"),
+    [
+        (Task.GENERATION, "auto", {}),
+        (Task.EMBEDDING, "auto", {"EMBEDDINGS": "1"}),
+        (Task.EMBEDDING, "mean", {"EMBEDDINGS": "1", "POOLING": "mean"}),
+        (Task.RERANK, "auto", {"EMBEDDINGS": "1", "RERANKING": "1"}),
+    ],
+)
+def test_a_server_pools_as_the_task_and_the_option_say(
+    file: Path, task: Task, pooling: str, found: dict[str, str]
+) -> None:
+    variables = child.environment(replace(config(file, pooling=pooling), task=task), "the-key")
+    names = ("EMBEDDINGS", "POOLING", "RERANKING")
+    assert {name: variables[f"LLAMA_ARG_{name}"] for name in names if f"LLAMA_ARG_{name}" in variables} == found
+
+
+def test_a_file_on_the_hub_is_downloaded_with_its_parts_and_projector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "download_gguf", lambda *given: given)
+    asked: object = child.download("owner/model/a-00001-of-00002.gguf", "v1")
+    parts = "a-[0-9][0-9][0-9][0-9][0-9]-of-00002.gguf"
+    assert asked == ("owner/model", "a-00001-of-00002.gguf", "v1", parts, child.PROJECTOR_PATTERN)
+    with pytest.raises(ConfigError, match=r"the name of a .gguf file on the hub, such as owner/model/FILE\.gguf"):
+        child.download("owner/model", None)

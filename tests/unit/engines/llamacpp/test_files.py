@@ -51,6 +51,18 @@ def test_words_are_divided_as_the_header_says(tmp_path: Path, pre: str, text: st
     assert tokens(made(tmp_path, byte_level(pre)), text) == expected.split()
 
 
+def test_words_are_divided_at_spaces_alone_and_in_lower_case(tmp_path: Path) -> None:
+    directory = made(tmp_path, byte_level("default", model="whitespace"))
+    assert tokens(directory, "HELLO \n12hello") == ["hello", "12", "hello"]
+
+
+def test_a_letter_that_is_no_token_has_no_id(tmp_path: Path) -> None:
+    whole: dict[str, Any] = byte_level()
+    known = [text for text in whole["tokens"] if text not in "x-"]
+    directory = made(tmp_path, {**whole, "tokens": known, "token_type": whole["token_type"][2:]})
+    assert tokens(directory, "12xx-12x") == ["12", "12"]
+
+
 @pytest.mark.parametrize("pre", WORDS)
 def test_each_name_of_a_pre_tokenizer_gives_a_tokenizer_that_loses_nothing(tmp_path: Path, pre: str) -> None:
     if pre == "whitespace":
@@ -85,9 +97,38 @@ def test_special_tokens_are_added_as_the_header_says(tmp_path: Path) -> None:
     assert tokens(made(tmp_path, values), "a", special=True) == ["a", "</s>"]
 
 
-@pytest.mark.parametrize(("pre", "expected"), [("gemma4", ["<|im_start|>", "a"]), ("sarvam-moe", ["a"])])
-def test_gemma_begins_with_bos_even_if_the_header_denies_it(tmp_path: Path, pre: str, expected: list[str]) -> None:
-    assert tokens(made(tmp_path, byte_level(pre, add_bos_token=False)), "a", special=True) == expected
+@pytest.mark.parametrize(
+    ("pre", "model", "expected"),
+    [
+        ("gemma4", "gpt2", ["<|im_start|>", "a"]),
+        ("gpt-2", "gemma4", ["<|im_start|>", "a"]),
+        ("sarvam-moe", "gpt2", ["a"]),
+    ],
+)
+def test_gemma_begins_with_bos_even_if_the_header_denies_it(
+    tmp_path: Path, pre: str, model: str, expected: list[str]
+) -> None:
+    values = byte_level(pre, model=model, add_bos_token=False)
+    assert tokens(made(tmp_path, values), "a", special=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "values", "expected"),
+    [
+        ("gpt-2", {}, "a Ġ <mask> Ġ [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("jina-v2-es", {}, "a <mask> Ġ [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("gpt-2", {"general.architecture": "jina-bert-v3"}, "a <mask> Ġ [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("gpt-2", {"general.name": "A Modern-BERT"}, "a Ġ <mask> [MASK] Ġ </s> Ġ <unk> Ġ b"),
+        ("gpt-2", {"general.name": "Phi-3 mini"}, "a Ġ <mask> [MASK] </s> <unk> Ġ b"),
+    ],
+)
+def test_some_tokens_take_spaces_as_the_model_is_called(
+    tmp_path: Path, pre: str, values: dict[str, Any], expected: str
+) -> None:
+    whole: dict[str, Any] = byte_level(pre)
+    marks = ["<mask>", "[MASK]", "</s>", "<unk>"]
+    more = {"tokens": [*whole["tokens"][:-3], *marks], "token_type": [*whole["token_type"][:-3], 3, 3, 1, 2]}
+    assert tokens(made(tmp_path, {**whole, **more, **values}), "a <mask> [MASK] </s> <unk> b") == expected.split()
 
 
 def test_the_engine_reads_the_directory(tmp_path: Path) -> None:
