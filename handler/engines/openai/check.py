@@ -24,7 +24,7 @@ from handler.engines.structured_output.xgrammar import XgrammarCheck
 
 _ASK_TIMEOUT = 5.0  # seconds for a connection
 _XGRAMMAR = "xgrammar"
-_KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "GRAMMAR", "structural_tag": "STRUCTURAL_TAG"}
+_KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "EBNF", "structural_tag": "STRUCTURAL_TAG"}
 """Maps each of SGLang's parameters for structured output to the kind of its text; see `XgrammarCheck`."""
 
 

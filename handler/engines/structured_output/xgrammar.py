@@ -20,6 +20,7 @@ from handler.engines.structured_output.regex import is_written_unescaped, rewrit
 
 Tag = Mapping[str, Any]
 
+_TAGS_SINCE = (0, 1, 25)  # older releases have structural tags of another form
 _LOCATION = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
 
@@ -28,7 +29,8 @@ def ebnf(kind: str, text: str) -> str:
     """Convert a schema, regular expression, grammar or structural tag to xgrammar's EBNF.
 
     Args:
-        kind: vLLM's name for the kind of text: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG.
+        kind: vLLM's name for the kind of text: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG; or EBNF, for a
+            GRAMMAR that is not Lark's.
         text: the schema, regular expression, grammar or structural tag.
 
     Raises:
@@ -38,10 +40,14 @@ def ebnf(kind: str, text: str) -> str:
 
     try:
         match kind:
+            case "EBNF":
+                return text
             case "GRAMMAR":
                 return text if "::=" in text else _printed(Grammar.from_lark(text))
             case "REGEX":
                 return _printed(Grammar.from_regex(text))
+            case "STRUCTURAL_TAG" if release() < _TAGS_SINCE:
+                raise ValueError(f"xgrammar {version('xgrammar')} does not support structural tags, which tools need")
             case "STRUCTURAL_TAG":
                 tag = json.loads(text)
                 return _printed(Grammar.from_structural_tag(tag))
@@ -60,7 +66,7 @@ def _printed(grammar: Any) -> str:
 
 def has_client_rules(kind: str, text: str) -> bool:
     """Return whether a text contains a client's rules, which may be costly, unlike xgrammar's rules for schemas."""
-    return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
+    return kind in ("REGEX", "GRAMMAR", "EBNF") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 
 def error_message(error: Exception) -> str:

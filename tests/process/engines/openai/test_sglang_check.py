@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openai import check
 from handler.engines.openai.engine import checks_structured_output, structured_output_check
+from handler.engines.structured_output import xgrammar
 from tests.doubles.sglang_server import listening
 from tests.one_test import in_one_test
 
@@ -22,7 +25,7 @@ TEXTS = {
     "json_object": ("", ("JSON", '{"type": "object"}')),
     "regex": ("a+", ("REGEX", "a+")),
     "choice": ('["a.b"]', ("REGEX", r"a\.b")),
-    "grammar": ('root ::= "c"', ("GRAMMAR", 'root ::= "c"')),
+    "grammar": ('root ::= "c"', ("EBNF", 'root ::= "c"')),
     "structural_tag": (TAG, ("STRUCTURAL_TAG", TAG)),
 }
 
@@ -71,3 +74,21 @@ def test_the_check_gets_what_the_server_would(
     found(StructuredOutput(kind, text))
     assert made == [(tmp_path, False)]
     assert tried == [expected]
+
+
+@pytest.fixture
+def old_xgrammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1.24, which SGLang 0.5.2 needs: it has no Grammar.from_lark, and structural tags of another form."""
+    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=SimpleNamespace()))
+    monkeypatch.setattr(xgrammar, "version", lambda name: "0.1.24")
+
+
+def test_a_grammar_is_never_larks(old_xgrammar: None) -> None:
+    """SGLang gives each one to xgrammar as EBNF; the check then says what xgrammar says."""
+    assert xgrammar.ebnf("EBNF", 'start: "a"') == 'start: "a"'
+    assert xgrammar.has_client_rules("EBNF", "")
+
+
+def test_structural_tags_need_a_newer_xgrammar(old_xgrammar: None) -> None:
+    with pytest.raises(ValueError, match=r"xgrammar 0\.1\.24 does not support structural tags"):
+        xgrammar.ebnf("STRUCTURAL_TAG", TAG)
