@@ -37,6 +37,17 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _OLDEST_SEEDS = (0, 5, 6)
 _OLDEST_JOINED = (0, 5, 10)
+_NEWEST_REPEATING = (0, 5, 4)
+"""Its post-releases 1 and 2 too: the first event's ids begin with the prompt's last ones (detokenizer_manager.py)."""
+_REPEATED = 5
+_OLDEST_TAGS = (0, 5, 4)
+_OLDEST_NONE = (0, 5, 11)
+_OLDEST_CODES = (0, 5, 13)
+_OLDEST_UNSET = (0, 5, 17)
+_COMPARED = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "min_new_tokens",
+)  # fmt: skip
 
 
 def chunk(data: bytes) -> bytes:
@@ -359,7 +370,9 @@ class SglangServer:
         try:
             state = self._admit(body)
         except Refusal as error:
-            words = {"message": str(error), "type": "invalid_request_error", "code": 400, "retryable": False}
+            words: dict[str, Any] = {"message": str(error)}
+            if self.number >= _OLDEST_CODES:
+                words |= {"type": "invalid_request_error", "code": 400, "retryable": False}
             gone.cancel()
             await asyncio.wait({gone})
             writer.write(chunk(event({"error": words})) + chunk(DONE) + b"0\r\n\r\n")
@@ -551,7 +564,10 @@ class SglangServer:
         if body.get("return_logprob"):
             slices = incremental and self.number >= _OLDEST_JOINED
             meta |= self._logprobs(body, ids[sent:] if slices else ids)
-        output = {"text": "x" * len(ids), "output_ids": ids[sent:] if incremental else [*ids], "meta_info": meta}
+        output_ids = ids[sent:] if incremental else [*ids]
+        if not sent and self.tokenizes and self.number <= _NEWEST_REPEATING:
+            output_ids = [*body["input_ids"][-_REPEATED:], *output_ids]
+        output = {"text": "x" * len(ids), "output_ids": output_ids, "meta_info": meta}
         if not self.tokenizes:
             del output["text"]
         elif self.number < (0, 5):

@@ -56,6 +56,8 @@ _UNSEEDED = ("DFLASH", "DSPARK")
 """Algorithms of speculative decoding that ignore seeds."""
 _GUIDES = ("json_schema", "regex", "ebnf", "structural_tag")
 _STARTED = "the SGLang server was started with"
+_REFUSED = 400  # of errors without a status, which only a wrong request has before 0.5.13
+_REPEATED = 5  # tokens of the prompt that the first event repeats before 0.5.4.post3
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def _seed(sampling: Sampling) -> dict[str, Any]:
 
 
 _DRAWN: Mapping[str, Rule] = {**DRAWN, "seed": _seed}
+_LOCATION = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
 
 _PARAMETERS: Mapping[str, Rule] = {
     **TABLE,
@@ -242,7 +245,7 @@ class GenerateAnswer(EventAnswer):
 
     An event repeats all ids so far, or contains only new ones. In most versions that depends on
     --incremental-streaming-output, formerly --stream-output; 0.5.2 sends new ones whatever its flag. So the number of
-    tokens, which each event contains, decides.
+    tokens, which each event contains, decides. Before 0.5.4.post3, the first event begins with the prompt's last ids.
 
     Attributes:
         adapter: the adapter of the request, or None.
@@ -263,7 +266,7 @@ class GenerateAnswer(EventAnswer):
         if part.finish is not None:
             return True
         try:
-            value = event_value(event)
+            value = event_value(event, status=_REFUSED)
             meta = value["meta_info"]
             reason = meta["finish_reason"]
             if reason is not None and reason["type"] == "abort":  # it may repeat the last id
@@ -296,6 +299,8 @@ class GenerateAnswer(EventAnswer):
         elif seen < count and before + seen != count:
             raise Failed("lost tokens of its response", f"received {before} + {seen} of {count} token ids")
         elif before and before + seen != count:
+        if not self._num_ids and type(count) is int and len(ids) > count:
+            ids = self._without_prompt(ids, len(ids) - count)
             if ids[before - 1] != self._last:
                 raise Failed("changed tokens of its response", f"token {before}: {self._last}, then {ids[before - 1]}")
             ids = ids[before:]
@@ -310,6 +315,13 @@ class GenerateAnswer(EventAnswer):
             # Whether they repeat the earlier ones does not always depend on the same as for ids.
             entries = meta["output_token_logprobs"][-len(ids) :]
             if [entry[1] for entry in entries] != ids:
+    def _without_prompt(self, ids: list[int], excess: int) -> list[int]:
+        """Return the ids of the first event without the `excess` ones at its beginning, which the prompt must have."""
+        prompt = self._request.ids
+        if excess != min(len(prompt), _REPEATED) or ids[:excess] != list(prompt[-excess:]):
+            raise ValueError("there are more token ids than tokens")
+        return ids[excess:]
+
                 raise ValueError("the log-probabilities do not match the tokens")
             logprobs = [entry[0] for entry in entries]
         if self._num_tops:
@@ -382,7 +394,7 @@ def _aborted(reason: Mapping[str, Any]) -> Refused | Failed:
     status, words = reason.get("status_code"), str(reason.get("message"))
     if type(status) is not int:  # another client or the operator may have aborted it
         return Failed("aborted the request", words)
-    return status_error(status, orjson.dumps({"message": words}))
+    return status_error(status, orjson.dumps({"message": _LOCATION.sub("", words)}))
 
 
 def _check_size(request: EngineRequest) -> None:

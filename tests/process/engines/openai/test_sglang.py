@@ -31,7 +31,9 @@ VERSIONS = {
     "0.5.23, every fourth": {"incremental": True, "stream_interval": 4},
     "0.5.6": {"version": "0.5.6"},
     "0.5.6, incremental": {"version": "0.5.6", "incremental": True},
-    "0.5.2, which is always incremental": {"version": "0.5.2"},
+    "0.5.4, which is always incremental": {"version": "0.5.4"},
+    "0.5.2, without a tokenizer": {"version": "0.5.2", "tokenizes": False},
+    "0.5.2, which repeats the end of the prompt": {"version": "0.5.2"},
 }
 DRAWN = Sampling(max_new_tokens=20, do_sample=True, logprobs=False)
 
@@ -119,6 +121,15 @@ def test_tokens_that_a_grammar_forbids_have_no_number() -> None:
 
 
 def test_stop_tokens_count_although_ignore_eos_makes_sglang_forget_them() -> None:
+@in_one_test("ids", [[4, 6, 7, 5], [6, 7, 5], [0, 5, 6, 7, 5]])
+def test_ids_that_the_prompt_does_not_end_with_are_an_error(ids: list[int]) -> None:
+    first = event({"output_ids": ids, "meta_info": {"finish_reason": None, "completion_tokens": 1}})
+    with listening(*[(first, DONE)] * 3) as server, engine(server) as found:
+        result = ask(found)
+    assert result.error == "the sglang server sent an event that cannot be read"
+    assert "more token ids than tokens" in result.error.log
+
+
     sampling = Sampling(max_new_tokens=50, logprobs=False, ignore_eos=True, stop_token_ids=(7,))
     with listening(pace=0.01, disconnect_seconds=NEVER) as server, engine(server) as found:
         assert ask(found, sampling, ids=[5, 2, 7]) == ([5, 2, 7], Finish.STOP, "")
@@ -362,8 +373,10 @@ def test_replicas_agree_on_what_is_an_adapter() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_server_refuses_is_told_to_the_client() -> None:
-    with listening() as server, engine(server) as found:
+@in_one_test("version", ["0.5.23", "0.5.12", "0.5.2"])
+def test_what_the_server_refuses_is_told_to_the_client(version: str) -> None:
+    """Before 0.5.13, such an error has no status."""
+    with listening(version=version) as server, engine(server) as found:
         result = ask(found, SAMPLING._replace(presence_penalty=3.0))
         assert result == failed(error="to the client: presence_penalty must be in [-2, 2], got 3.0.")
         assert ask(found, key=2) == WHOLE
