@@ -377,7 +377,7 @@ class SglangServer:
             await asyncio.wait({gone})
             writer.write(chunk(event({"error": words})) + chunk(DONE) + b"0\r\n\r\n")
             return True
-        except TypeError:  # which nothing in the server expects: the answer breaks off
+        except (KeyError, TypeError):  # which nothing in the server expects: the answer breaks off
             writer.transport.abort()
             gone.cancel()
             return False
@@ -437,10 +437,14 @@ class SglangServer:
         rid = body.get("rid") or f"{random.getrandbits(128):032x}"
         if rid in self._states:
             raise Refusal(f"Duplicate request ID detected: {rid}")
+        if self.number < _OLDEST_NONE and (missing := [name for name in _COMPARED if given.get(name, 0) is None]):
+            raise TypeError(f"'<=' not supported between instances of 'float' and 'NoneType': {missing}")
         parameters = {
             name: DEFAULTS.get(name) if value is None else value for name, value in {**DEFAULTS, **given}.items()
         }
         _verify(parameters)
+        if self.number < _OLDEST_TAGS and parameters["structural_tag"]:
+            json.loads(parameters["structural_tag"])["structures"]  # a KeyError ends the scheduler
         if not self.tokenizes and parameters["min_new_tokens"]:
             if self.number < (0, 5, 20):  # the scheduler dies
                 raise TypeError("'NoneType' object has no attribute 'additional_stop_token_ids'")
@@ -545,7 +549,9 @@ class SglangServer:
 
     def _rule(self, state: State) -> str:
         """Return the text that a request's grammar allows: the first of its choices."""
-        found = next((state.parameters[name] for name in _GRAMMARS if state.parameters[name]), "")
+        found = next((state.parameters[name] for name in _GRAMMARS if state.parameters[name] is not None), "")
+        if found in ("()", "") and state.parameters["regex"] is not None and (found or self.number < _OLDEST_UNSET):
+            return chr(EOS)
         if not found or (self.reasons and 4 not in state.body["input_ids"]):
             return ""
         return str(found).split("|")[0]
