@@ -20,6 +20,7 @@ from handler.engines.structured_output.regex import is_written_unescaped, rewrit
 
 Tag = Mapping[str, Any]
 
+_ENFORCES_LIMITS_SINCE = (0, 2)  # see `ignored`; measured with 0.2.8
 _TAGS_SINCE = (0, 1, 25)  # older releases have structural tags of another form
 _LOCATION = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
@@ -456,6 +457,19 @@ def ignored(schema: Any, recent: bool) -> str | None:
     """
     types = _Types(schema)
     return _first_keyword(schema, lambda subschema: _ignored(subschema, types, recent))
+
+
+def ignored_keyword(structured_output: StructuredOutput) -> str | None:
+    """Return the path of the first keyword that the installed xgrammar ignores in any schema of a structured output."""
+    match structured_output.kind:
+        case "json_schema":
+            schemas = [json.loads(structured_output.value)]
+        case "structural_tag":
+            schemas = [json.loads(part.value) for part in contents(structured_output) if part.kind == "json_schema"]
+        case _:
+            schemas = []
+    recent = release() >= _ENFORCES_LIMITS_SINCE
+    return next((keyword for schema in schemas if (keyword := ignored(schema, recent))), None)
 
 
 def unescaped_pattern(schema: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,7 @@ def test_the_check_gets_what_the_server_would(
         return lambda *text: tried.append(text)
 
     monkeypatch.setattr(check, "XgrammarCheck", make)
+    monkeypatch.setattr(xgrammar, "version", lambda name: "0.2.7")
     found = structured_output_check(config(NOBODY, model=tmp_path))
     found(StructuredOutput(kind, text))
     assert made == [(tmp_path, False)]
@@ -92,3 +94,20 @@ def test_a_grammar_is_never_larks(old_xgrammar: None) -> None:
 def test_structural_tags_need_a_newer_xgrammar(old_xgrammar: None) -> None:
     with pytest.raises(ValueError, match=r"xgrammar 0\.1\.24 does not support structural tags"):
         xgrammar.ebnf("STRUCTURAL_TAG", TAG)
+
+
+NESTED = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+PART = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": NESTED}, "end": "</a>"}
+
+
+@in_one_test(("kind", "value"), [
+    ("json_schema", NESTED), ("structural_tag", {"type": "structural_tag", "format": PART}),
+])  # fmt: skip
+def test_a_keyword_that_xgrammar_ignores_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, value: Any
+) -> None:
+    monkeypatch.setattr(check, "XgrammarCheck", lambda model, trust_remote_code: lambda *text: None)
+    monkeypatch.setattr(xgrammar, "version", lambda name: "0.2.1")
+    found = structured_output_check(config(NOBODY, model=tmp_path))
+    with pytest.raises(ValueError, match=r"the schema's .*uniqueItems is not supported by xgrammar"):
+        found(StructuredOutput(kind, json.dumps(value)))
