@@ -40,7 +40,7 @@ class SglangCheck:
 
         Raises:
             ValueError: xgrammar does not support it, ignores a keyword of it, or would take too long. SGLang itself
-                refuses such keywords since 0.5.21.
+                refuses some of these keywords since 0.5.21.
         """
         ((name, text),) = guide(Sampling(structured_output=structured_output), "ebnf").items()
         if keyword := ignored_keyword(structured_output):
