@@ -43,7 +43,6 @@ _REPEATED = 5
 _OLDEST_TAGS = (0, 5, 4)
 _OLDEST_NONE = (0, 5, 11)
 _OLDEST_CODES = (0, 5, 13)
-_OLDEST_UNSET = (0, 5, 17)
 _COMPARED = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "min_new_tokens",
@@ -549,9 +548,7 @@ class SglangServer:
 
     def _rule(self, state: State) -> str:
         """Return the text that a request's grammar allows: the first of its choices."""
-        found = next((state.parameters[name] for name in _GRAMMARS if state.parameters[name] is not None), "")
-        if found in ("()", "") and state.parameters["regex"] is not None and (found or self.number < _OLDEST_UNSET):
-            return chr(EOS)
+        found = next((state.parameters[name] for name in _GRAMMARS if state.parameters[name]), "")
         if not found or (self.reasons and 4 not in state.body["input_ids"]):
             return ""
         return str(found).split("|")[0]

@@ -10,7 +10,6 @@ from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, regex_of
 
 _FORBIDDEN = -1e9  # added to the logit of a forbidden token
-_NOTHING = "()"  # a regular expression for the empty text; SGLang since 0.5.17 ignores an empty expression
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
 _IN_JSON = ("json_schema", "structural_tag")
 _TAGS_VERSION = (0, 5, 4)
@@ -32,7 +31,7 @@ def guide(sampling: Sampling, grammar: str) -> dict[str, Any]:
         grammar: name of the parameter for EBNF.
 
     Raises:
-        ValueError: SGLang ignores it because it is empty, or its xgrammar may end the server because of it.
+        ValueError: SGLang's xgrammar may end the server because of it.
     """
     rule = sampling.structured_output
     if rule is None:
@@ -47,9 +46,7 @@ def guide(sampling: Sampling, grammar: str) -> dict[str, Any]:
             kind = grammar
     if "\0" in text or (kind in _IN_JSON and _NUL.search(text)):
         raise ValueError("structured output: SGLang does not support NUL characters (\\u0000) in it")
-    if not text and kind != "regex":
-        raise ValueError("structured output: it is empty, and SGLang would ignore it")
-    return {kind: text or _NOTHING}
+    return {kind: text}
 
 
 def version_of(text: Any) -> tuple[int, ...]:

@@ -293,16 +293,6 @@ def test_a_repetition_penalty_needs_a_version_that_applies_it() -> None:
         assert not server.received
 
 
-@in_one_test("version", ["0.5.23", "0.5.16"])
-def test_an_empty_rule_is_not_ignored(version: str) -> None:
-    """SGLang since 0.5.17 takes an empty expression or grammar for none."""
-    with listening(version=version) as server, engine(server) as found:
-        for key, rule in enumerate((StructuredOutput("regex", ""), StructuredOutput("choice", '[""]')), 1):
-            assert ask(found, SAMPLING._replace(structured_output=rule), key=key) == ([2], Finish.EOS, "")
-        with pytest.raises(ValueError, match="structured output: it is empty"):
-            ask(found, SAMPLING._replace(structured_output=StructuredOutput("grammar", "")), key=9)
-
-
 @in_one_test(("kind", "text"), [
     ("regex", "a\0"), ("choice", '["a\\u0000"]'), ("grammar", 'root ::= "\0"'),
     ("json_schema", '{"pattern": "\\u0000"}'),
