@@ -92,7 +92,7 @@ class GrpcServer:
         embedded: requests of Embed, in order.
         rule_start: where the server applies structured output: `first_token`, `after_reasoning` (vLLM with
             --reasoning-parser) or `never` (TensorRT-LLM without guided_decoding_backend).
-        tells_rule_start: whether GetServerInfo says so, as vLLM's servicer does since 0.14.
+        tells_rule_start: whether GetServerInfo says so, as vLLM's servicer does since 0.14; SGLang's: its `arguments`.
         heeds_first_token: whether grammar_from_first_token has an effect; it has none in the Python servicer 0.14.1.
     """
 
@@ -459,6 +459,19 @@ class SglangServer(_OfServicer):
         "max_context_length": 4096,
         "max_req_input_len": 64 - 6,
     }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: dict[str, Any] = {"speculative_algorithm": None, "skip_tokenizer_init": False}
+        self.version = "0.5.23"
+
+    def _server_info(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Of GetServerInfo, whose Struct has all arguments of the server."""
+        if not self.tells_rule_start:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        answer = self.messages.GetServerInfoResponse(sglang_version=self.version)
+        answer.server_args.update(self.arguments)
+        return answer
 
     def asked(self, request: Any) -> Asked:
         params = request.sampling_params

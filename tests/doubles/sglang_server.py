@@ -37,6 +37,16 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _OLDEST_SEEDS = (0, 5, 6)
 _OLDEST_JOINED = (0, 5, 10)
+_NEWEST_REPEATING = (0, 5, 4)
+"""Its post-releases 1 and 2 too: the first event's ids begin with the prompt's last ones (detokenizer_manager.py)."""
+_REPEATED = 5
+_OLDEST_TAGS = (0, 5, 4)
+_OLDEST_NONE = (0, 5, 11)
+_OLDEST_CODES = (0, 5, 13)
+_COMPARED = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "min_new_tokens",
+)  # fmt: skip
 
 
 def chunk(data: bytes) -> bytes:
@@ -359,12 +369,14 @@ class SglangServer:
         try:
             state = self._admit(body)
         except Refusal as error:
-            words = {"message": str(error), "type": "invalid_request_error", "code": 400, "retryable": False}
+            words: dict[str, Any] = {"message": str(error)}
+            if self.number >= _OLDEST_CODES:
+                words |= {"type": "invalid_request_error", "code": 400, "retryable": False}
             gone.cancel()
             await asyncio.wait({gone})
             writer.write(chunk(event({"error": words})) + chunk(DONE) + b"0\r\n\r\n")
             return True
-        except TypeError:  # which nothing in the server expects: the answer breaks off
+        except (KeyError, TypeError):  # which nothing in the server expects: the answer breaks off
             writer.transport.abort()
             gone.cancel()
             return False
@@ -424,10 +436,14 @@ class SglangServer:
         rid = body.get("rid") or f"{random.getrandbits(128):032x}"
         if rid in self._states:
             raise Refusal(f"Duplicate request ID detected: {rid}")
+        if self.number < _OLDEST_NONE and (missing := [name for name in _COMPARED if given.get(name, 0) is None]):
+            raise TypeError(f"'<=' not supported between instances of 'float' and 'NoneType': {missing}")
         parameters = {
             name: DEFAULTS.get(name) if value is None else value for name, value in {**DEFAULTS, **given}.items()
         }
         _verify(parameters)
+        if self.number < _OLDEST_TAGS and parameters["structural_tag"]:
+            json.loads(parameters["structural_tag"])["structures"]  # a KeyError ends the scheduler
         if not self.tokenizes and parameters["min_new_tokens"]:
             if self.number < (0, 5, 20):  # the scheduler dies
                 raise TypeError("'NoneType' object has no attribute 'additional_stop_token_ids'")
@@ -551,7 +567,10 @@ class SglangServer:
         if body.get("return_logprob"):
             slices = incremental and self.number >= _OLDEST_JOINED
             meta |= self._logprobs(body, ids[sent:] if slices else ids)
-        output = {"text": "x" * len(ids), "output_ids": ids[sent:] if incremental else [*ids], "meta_info": meta}
+        output_ids = ids[sent:] if incremental else [*ids]
+        if not sent and self.tokenizes and self.number <= _NEWEST_REPEATING:
+            output_ids = [*body["input_ids"][-_REPEATED:], *output_ids]
+        output = {"text": "x" * len(ids), "output_ids": output_ids, "meta_info": meta}
         if not self.tokenizes:
             del output["text"]
         elif self.number < (0, 5):

@@ -99,7 +99,7 @@ class GrpcClient:
         model = self._contract.model(info)
         if model.generates != generates:
             raise Failed(f"serves a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
-        model = model._replace(constrained_decoding_start=await self._constrained_decoding_start())
+        model = self._contract.with_server_info(model, await self._server_info())
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
             raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
@@ -111,13 +111,12 @@ class GrpcClient:
         length = sum(number * number for number in embedding) ** 0.5
         return model._replace(dimensions=len(embedding), normalizes=abs(length - 1) < _NEAR)
 
-    async def _constrained_decoding_start(self) -> str:
-        """Return where the server starts to enforce structured output, or "" if the server does not report this."""
-        with contextlib.suppress(Failed):  # older servers do not implement GetServerInfo
-            request = self._contract.messages.GetServerInfoRequest()
-            info = await self._ask(self._stub.GetServerInfo(request, timeout=INFO_TIMEOUT))
-            return getattr(info, "constrained_decoding_start", "")
-        return ""
+    async def _server_info(self) -> Any:
+        """Return the response to GetServerInfo, which is empty if the server does not implement it, as older ones."""
+        messages = self._contract.messages
+        with contextlib.suppress(Failed):
+            return await self._ask(self._stub.GetServerInfo(messages.GetServerInfoRequest(), timeout=INFO_TIMEOUT))
+        return messages.GetServerInfoResponse()
 
     async def embed(self, ids: Sequence[int]) -> Sequence[float]:
         """Return the embedding of a text.

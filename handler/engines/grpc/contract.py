@@ -24,6 +24,7 @@ from handler.engines.base import (
     first_stop,
 )
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
+from handler.engines.remote.sglang import ServerFlags
 
 MOST_BYTES = 1 << 22
 """Maximum size of a message in bytes. A prompt is refused if its log-probabilities would not fit."""
@@ -56,6 +57,7 @@ class GrpcModel(NamedTuple):
         normalizes: whether embeddings are normalized to length 1.
         constrained_decoding_start: where the server starts to enforce structured output: `first_token`,
             `after_reasoning` (both vLLM's), or "" if not reported.
+        flags: flags of SGLang's server.
     """
 
     name: str
@@ -67,6 +69,7 @@ class GrpcModel(NamedTuple):
     dimensions: int = 0
     normalizes: bool = False
     constrained_decoding_start: str = ""
+    flags: ServerFlags = ServerFlags()
 
 
 class Chunk(NamedTuple):
@@ -184,6 +187,14 @@ class Contract:
         eos = frozenset(info.eos_token_ids)
         most, vocabulary = max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None
         return GrpcModel(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
+
+    def with_server_info(self, model: GrpcModel, info: Any) -> GrpcModel:
+        """Add what the response to GetServerInfo says."""
+        return model._replace(constrained_decoding_start=getattr(info, "constrained_decoding_start", ""))
+
+    def refusal(self, flags: ServerFlags, message: Any) -> str:
+        """Return why a server with these flags would ignore a part of a Generate message, or "" if it would not."""
+        return ""
 
     def unhealthy_reason(self, health: Any) -> str:
         """Read the response to HealthCheck. Return why the server is unhealthy, or "" if it is healthy."""

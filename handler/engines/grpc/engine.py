@@ -29,7 +29,17 @@ from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, PooledCall, RemoteOptions, RemoteServer, check_same, find_model
+from handler.engines.remote.servers import (
+    Failed,
+    Part,
+    PooledCall,
+    Refused,
+    RemoteOptions,
+    RemoteServer,
+    check_same,
+    find_model,
+)
+from handler.engines.remote.sglang import ServerFlags
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -202,6 +212,7 @@ class ContractEngine(RemoteEngine[C]):
         super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds, own)
         self._contract = contract
         self._clients: dict[str, GrpcClient] = {}
+        self._server_flags: dict[str, ServerFlags] = {}  # by address
         self._statistics = EngineStatistics()
         self._asking: asyncio.Task[None] | None = None
         with ExitStack() as on_failure:
@@ -238,7 +249,8 @@ class ContractEngine(RemoteEngine[C]):
         server = next(server for server in self._servers if server.url == url)
         start = model.constrained_decoding_start
         server.enforces_rules, server.enforces_until = start == "first_token", math.inf if start else 0.0
-        return model._replace(constrained_decoding_start="")
+        self._server_flags[url] = model.flags
+        return model._replace(constrained_decoding_start="", flags=ServerFlags())
 
     def cancel(self, key: int) -> None:
         super().cancel(key)
@@ -296,6 +308,8 @@ class GrpcEngine(ContractEngine[GrpcCall]):
 
     async def stream(self, server: RemoteServer, running: Running[GrpcCall]) -> None:
         call, part = running.call, Part()
+        if reason := self._contract.refusal(self._server_flags[server.url], call.message):
+            raise Refused("INVALID_ARGUMENT", reason)
         call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the id in Abort
         held: Part | None = None  # the last token waits for the finish reason
         async with aclosing(self._clients[server.url].generate(call.message)) as responses:

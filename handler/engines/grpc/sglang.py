@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import Rule
 from handler.engines.grpc.contract import NO_FIELD, Contract, GrpcModel
-from handler.engines.remote.sglang import DRAWN, TABLE, guide, misses_stops
+from handler.engines.remote.sglang import DRAWN, TABLE, ServerFlags, guide, misses_stops, version_of
 
 _TABLE: Mapping[str, Rule] = {**TABLE, "structured_output": lambda sampling: guide(sampling, "ebnf_grammar")}
 
@@ -43,6 +43,20 @@ class SglangContract(Contract):
         model = super().model(info)
         limits = [limit for limit in (info.max_context_length - _RESERVED, info.max_req_input_len) if limit > 0]
         return model._replace(max_tokens=min(limits, default=None)) if model.generates else model
+
+    def with_server_info(self, model: GrpcModel, info: Any) -> GrpcModel:
+        """Add the server's flags, which its servicer reports as a Struct of all arguments."""
+        return model._replace(flags=ServerFlags.read(dict(info.server_args), version_of(info.sglang_version)))
+
+    def refusal(self, flags: ServerFlags, message: Any) -> str:
+        parameters = message.sampling_params
+        guide_name = parameters.WhichOneof("constraint")
+        return flags.refusal(
+            min_p=parameters.min_p,
+            min_tokens=parameters.min_new_tokens,
+            repetition_penalty=parameters.repetition_penalty,
+            guide=guide_name,
+        )
 
     def misses_stops(self, sampling: Sampling) -> bool:
         return misses_stops(sampling)

@@ -113,8 +113,11 @@ class EventAnswer(ResponseCheck):
         return self.finish(reason, ids[-1] if ids else stop_reason)  # the id of the end token may be missing
 
 
-def event_value(event: StreamEvent) -> Any:
+def event_value(event: StreamEvent, *, status: int = 500) -> Any:
     """Return the JSON of an event.
+
+    Args:
+        status: HTTP status of an error that specifies none.
 
     Raises:
         Refused: the event is an error caused by the request.
@@ -122,12 +125,12 @@ def event_value(event: StreamEvent) -> Any:
         ValueError: the event is not JSON.
     """
     if event.name == b"error":
-        raise event_error(event.data or event.comment)
+        raise event_error(event.data or event.comment, status)
     if event.data == b"[DONE]":
         raise Failed("ended its response without a finish_reason")
     value = orjson.loads(event.data)
     if "error" in value:
-        raise event_error(event.data)
+        raise event_error(event.data, status)
     return value
 
 
@@ -162,9 +165,13 @@ def message(data: bytes) -> str:
     return value[:_MOST_WORDS] if isinstance(value, str) else shortened(data)
 
 
-def event_error(data: bytes) -> Refused | Failed:
-    """Return the error contained in an event of a 200 response, with the status that the event specifies."""
-    return status_error(status_in(data, 500), data)
+def event_error(data: bytes, status: int = 500) -> Refused | Failed:
+    """Return the error contained in an event of a 200 response.
+
+    Args:
+        status: HTTP status of an error that specifies none.
+    """
+    return status_error(status_in(data, status), data)
 
 
 def status_in(data: bytes, default: int) -> int:

@@ -20,11 +20,11 @@ from handler.engines.base import EngineConfig
 from handler.engines.openai.client import HttpClient, has_tls
 from handler.engines.openai.sglang import native
 from handler.engines.remote.sglang import guide
-from handler.engines.structured_output.xgrammar import XgrammarCheck
+from handler.engines.structured_output.xgrammar import XgrammarCheck, ignored_keyword
 
 _ASK_TIMEOUT = 5.0  # seconds for a connection
 _XGRAMMAR = "xgrammar"
-_KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "GRAMMAR", "structural_tag": "STRUCTURAL_TAG"}
+_KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "EBNF", "structural_tag": "STRUCTURAL_TAG"}
 """Maps each of SGLang's parameters for structured output to the kind of its text; see `XgrammarCheck`."""
 
 
@@ -39,9 +39,12 @@ class SglangCheck:
         """Check a schema or grammar.
 
         Raises:
-            ValueError: xgrammar does not support it, or would take too long.
+            ValueError: xgrammar does not support it, ignores a keyword of it, or would take too long. SGLang itself
+                refuses some of these keywords since 0.5.21.
         """
         ((name, text),) = guide(Sampling(structured_output=structured_output), "ebnf").items()
+        if keyword := ignored_keyword(structured_output):
+            raise ValueError(f"the schema's {keyword} is not supported by xgrammar")
         self._check(_KINDS[name], text)
 
 

@@ -30,7 +30,16 @@ from handler.engines.base import (
 )
 from handler.engines.openai.answer import MAX_EVENT, EventAnswer, event_value, status_error, unreadable
 from handler.engines.remote.servers import Failed, Part, Refused, score
-from handler.engines.remote.sglang import DRAWN, GREEDY, TABLE, guide, misses_stops
+from handler.engines.remote.sglang import (
+    DRAWN,
+    GREEDY,
+    STARTED,
+    TABLE,
+    ServerFlags,
+    guide,
+    misses_stops,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from handler.engines.openai.client import HttpClient
@@ -47,6 +56,8 @@ _REASONS = {
     "return_context_logits": "the servers return no logits",
     "return_generation_logits": "the servers return no logits",
 }
+_REFUSED = 400  # of errors without a status, which only a wrong request has before 0.5.13
+_REPEATED = 5  # tokens of the prompt that the first event repeats before 0.5.4.post3
 _BYTES_A_SCORE = 40  # of an id with its log-probability in JSON
 _SALTING_VERSION = (0, 5, 6)
 """The oldest of the versions that were read in which `extra_key` separates the prefix cache. Older ones drop it."""
@@ -54,8 +65,8 @@ _SEEDED_DRAFTS = (0, 5, 20)
 """The oldest of the versions that were read in which speculative decoding uses seeds."""
 _UNSEEDED = ("DFLASH", "DSPARK")
 """Algorithms of speculative decoding that ignore seeds."""
+_LOCATION = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
 _GUIDES = ("json_schema", "regex", "ebnf", "structural_tag")
-_STARTED = "the SGLang server was started with"
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -113,8 +124,7 @@ class SglangServer(NamedTuple):
     Attributes:
         knows_seeds: whether its version has the parameter `sampling_seed`; older versions fail if they receive it.
         no_seeds: why it ignores seeds; "" if it uses them.
-        speculates: whether it was started with --speculative-algorithm. It then ignores `min_p`.
-        tokenizes: whether it has a tokenizer, and was not started with --skip-tokenizer-init.
+        flags: what decides whether it supports the parameters of both APIs.
         salts: whether its version separates the prefix cache by `extra_key`.
         preferred: names of the parameters for which --preferred-sampling-params sets defaults.
         no_loading: why it cannot load adapters while it runs; "" if it can.
@@ -125,8 +135,7 @@ class SglangServer(NamedTuple):
 
     knows_seeds: bool = False
     no_seeds: str = ""
-    speculates: bool = False
-    tokenizes: bool = True
+    flags: ServerFlags = ServerFlags()
     salts: bool = False
     preferred: tuple[str, ...] = ()
     no_loading: str = ""
@@ -164,13 +173,11 @@ class SglangServer(NamedTuple):
             preferred = model.get("preferred_sampling_params") or {}
             if isinstance(preferred, str):
                 preferred = orjson.loads(preferred)
-            match = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(server.get("version")))
-            version = () if match is None else tuple(map(int, match.groups()))
+            version = version_of(server.get("version"))
             return cls(
                 server.get("enable_deterministic_inference") is not None,
                 _no_seeds(server, version),
-                bool(server.get("speculative_algorithm")),
-                not server.get("skip_tokenizer_init"),
+                ServerFlags.read(server, version),
                 version >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
                 _no_loading(server),
@@ -184,13 +191,14 @@ class SglangServer(NamedTuple):
         parameters = body["sampling_params"]
         if "sampling_seed" in parameters and self.no_seeds:
             raise Refused(400, f"seed: {self.no_seeds}")
-        if parameters.get("min_p") and self.speculates:
-            raise Refused(400, f"min_p: {_STARTED} --speculative-algorithm, and then ignores it")
-        if not self.tokenizes:
-            needs = ["min_tokens"] if parameters["min_new_tokens"] else []
-            needs += ["structured output"] if any(name in parameters for name in _GUIDES) else []
-            if needs:
-                raise Refused(400, f"{needs[0]}: {_STARTED} --skip-tokenizer-init, and needs its tokenizer for it")
+        guide_name = next((name for name in _GUIDES if name in parameters), None)
+        if reason := self.flags.refusal(
+            min_p=parameters["min_p"],
+            min_tokens=parameters["min_new_tokens"],
+            repetition_penalty=parameters["repetition_penalty"],
+            guide=guide_name,
+        ):
+            raise Refused(400, reason)
         if "extra_key" in body and not self.salts:
             raise Refused(400, "cache_salt: this version of SGLang does not separate its prefix cache")
 
@@ -213,7 +221,7 @@ def _no_seeds(server: Mapping[str, Any], version: tuple[int, ...]) -> str:
         return "the SGLang server was started without --enable-deterministic-inference"
     algorithm = server.get("speculative_algorithm")
     if algorithm and (algorithm in _UNSEEDED or version < _SEEDED_DRAFTS):
-        return f"{_STARTED} --speculative-algorithm {str(algorithm)[:20]}, and then ignores it"
+        return f"{STARTED} --speculative-algorithm {str(algorithm)[:20]}, and then ignores it"
     return ""
 
 
@@ -234,7 +242,9 @@ def depends_on_flags(body: Mapping[str, Any]) -> bool:
     """Return whether a server's flags decide whether it supports a request (see `SglangServer.check`)."""
     parameters = body["sampling_params"]
     depending = ("sampling_seed", "min_p", "min_new_tokens", *_GUIDES)
-    return any(parameters.get(name) is not None and parameters[name] != 0 for name in depending) or "extra_key" in body
+    if parameters["repetition_penalty"] != 1 or "extra_key" in body:
+        return True
+    return any(parameters.get(name) is not None and parameters[name] != 0 for name in depending)
 
 
 class GenerateAnswer(EventAnswer):
@@ -242,7 +252,7 @@ class GenerateAnswer(EventAnswer):
 
     An event repeats all ids so far, or contains only new ones. In most versions that depends on
     --incremental-streaming-output, formerly --stream-output; 0.5.2 sends new ones whatever its flag. So the number of
-    tokens, which each event contains, decides.
+    tokens, which each event contains, decides. Before 0.5.4.post3, the first event begins with the prompt's last ids.
 
     Attributes:
         adapter: the adapter of the request, or None.
@@ -263,7 +273,7 @@ class GenerateAnswer(EventAnswer):
         if part.finish is not None:
             return True
         try:
-            value = event_value(event)
+            value = event_value(event, status=_REFUSED)
             meta = value["meta_info"]
             reason = meta["finish_reason"]
             if reason is not None and reason["type"] == "abort":  # it may repeat the last id
@@ -289,6 +299,8 @@ class GenerateAnswer(EventAnswer):
         Raises:
             Failed: tokens of the response are missing.
         """
+        if not self._num_ids and type(count) is int and len(ids) > count:
+            ids = self._without_prompt(ids, len(ids) - count)
         before, seen = self._num_ids, len(ids)
         if type(count) is not int:
             if before:
@@ -302,6 +314,13 @@ class GenerateAnswer(EventAnswer):
         if not all(type(id) is int and id >= 0 for id in ids):
             raise ValueError("token ids must be non-negative integers")
         return ids
+
+    def _without_prompt(self, ids: list[int], excess: int) -> list[int]:
+        """Return the ids of the first event without the `excess` ones at its beginning, which the prompt must have."""
+        prompt = self._request.ids
+        if excess != min(len(prompt), _REPEATED) or ids[:excess] != list(prompt[-excess:]):
+            raise ValueError("there are more token ids than tokens")
+        return ids[excess:]
 
     def _take_new(self, ids: list[int], meta: Mapping[str, Any], part: Part) -> None:
         logprobs: Sequence[float | None] = ()
@@ -382,7 +401,7 @@ def _aborted(reason: Mapping[str, Any]) -> Refused | Failed:
     status, words = reason.get("status_code"), str(reason.get("message"))
     if type(status) is not int:  # another client or the operator may have aborted it
         return Failed("aborted the request", words)
-    return status_error(status, orjson.dumps({"message": words}))
+    return status_error(status, orjson.dumps({"message": _LOCATION.sub("", words)}))
 
 
 def _check_size(request: EngineRequest) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, regex_of
 
 _FORBIDDEN = -1e9  # added to the logit of a forbidden token
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
+_IN_JSON = ("json_schema", "structural_tag")
+_TAGS_VERSION = (0, 5, 4)
+"""The oldest version that reads structural tags with a `format`. Older ones end when they receive one."""
+_PENALTY_VERSION = (0, 5, 10)
+"""The oldest of the versions that were read in which `repetition_penalty` has an effect."""
+STARTED = "the SGLang server was started with"
 
 
 def _bias(sampling: Sampling, *more: Any) -> dict[str, Any]:
@@ -21,25 +29,79 @@ def guide(sampling: Sampling, grammar: str) -> dict[str, Any]:
 
     Args:
         grammar: name of the parameter for EBNF.
+
+    Raises:
+        ValueError: SGLang's xgrammar may end the server because of it.
     """
     rule = sampling.structured_output
     if rule is None:
         return {}
-    match rule.kind:
+    kind, text = rule.kind, rule.value
+    match kind:
         case "json_object":
             return {"json_schema": '{"type": "object"}'}
         case "choice":
-            return {"regex": regex_of(rule.value)}
+            kind, text = "regex", regex_of(text)
         case "grammar":
-            return {grammar: rule.value}
-        case kind:
-            return {kind: rule.value}
+            kind = grammar
+    if "\0" in text or (kind in _IN_JSON and _NUL.search(text)):
+        raise ValueError("structured output: SGLang does not support NUL characters (\\u0000) in it")
+    return {kind: text}
+
+
+def version_of(text: Any) -> tuple[int, ...]:
+    """Return the numbers of a server's version, or an empty tuple if it has no three numbers."""
+    match = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", str(text))
+    return () if match is None else tuple(map(int, match.groups()))
+
+
+class ServerFlags(NamedTuple):
+    """The version and the flags of a server, as far as parameters of both APIs depend on them.
+
+    Attributes:
+        speculates: whether it was started with --speculative-algorithm. It then ignores `min_p`.
+        tokenizes: whether it has a tokenizer, and was not started with --skip-tokenizer-init.
+        reads_tags: whether its version reads structural tags. A build without a version number counts as new.
+        penalizes: whether its version applies `repetition_penalty`.
+    """
+
+    speculates: bool = False
+    tokenizes: bool = True
+    reads_tags: bool = True
+    penalizes: bool = True
+
+    @classmethod
+    def read(cls, arguments: Mapping[str, Any], version: tuple[int, ...]) -> ServerFlags:
+        """Read a server's arguments. Older versions lack some of them."""
+        return cls(
+            bool(arguments.get("speculative_algorithm")),
+            not arguments.get("skip_tokenizer_init"),
+            not any(version) or version >= _TAGS_VERSION,
+            not any(version) or version >= _PENALTY_VERSION,
+        )
+
+    def refusal(self, *, min_p: float, min_tokens: int, repetition_penalty: float, guide: str | None) -> str:
+        """Return why the server would ignore one of these parameters or fail because of it, or "".
+
+        Args:
+            guide: name of the parameter for structured output, or None.
+        """
+        if min_p and self.speculates:
+            return f"min_p: {STARTED} --speculative-algorithm, and then ignores it"
+        if repetition_penalty != 1 and not self.penalizes:
+            return "repetition_penalty: SGLang before 0.5.10 ignores it"
+        needing = "min_tokens" if min_tokens else "structured output" if guide else ""
+        if needing and not self.tokenizes:
+            return f"{needing}: {STARTED} --skip-tokenizer-init, and needs its tokenizer for it"
+        if guide == "structural_tag" and not self.reads_tags:
+            return "structured output: SGLang before 0.5.4 does not support structural tags, which tools need"
+        return ""
 
 
 DRAWN = drawn_rules(no_top_k=-1)
 """Rules for the fields that matter only when sampling."""
 
-GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

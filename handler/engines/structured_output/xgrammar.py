@@ -31,6 +31,8 @@ from handler.engines.structured_output.regex import is_written_unescaped, rewrit
 
 Tag = Mapping[str, Any]
 
+_ENFORCES_LIMITS_SINCE = (0, 2)  # see `ignored`; measured with 0.2.8
+_TAGS_SINCE = (0, 1, 25)  # older releases have structural tags of another form
 _LOCATION = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
 
@@ -39,7 +41,8 @@ def ebnf(kind: str, text: str) -> str:
     """Convert a schema, regular expression, grammar or structural tag to xgrammar's EBNF.
 
     Args:
-        kind: vLLM's name for the kind of text: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG.
+        kind: vLLM's name for the kind of text: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG; or EBNF, for a
+            GRAMMAR that is not Lark's.
         text: the schema, regular expression, grammar or structural tag.
 
     Raises:
@@ -49,10 +52,14 @@ def ebnf(kind: str, text: str) -> str:
 
     try:
         match kind:
+            case "EBNF":
+                return text
             case "GRAMMAR":
                 return text if "::=" in text else _printed(Grammar.from_lark(text))
             case "REGEX":
                 return _printed(Grammar.from_regex(text))
+            case "STRUCTURAL_TAG" if release() < _TAGS_SINCE:
+                raise ValueError(f"xgrammar {version('xgrammar')} does not support structural tags, which tools need")
             case "STRUCTURAL_TAG":
                 tag = json.loads(text)
                 return _printed(Grammar.from_structural_tag(tag))
@@ -71,7 +78,7 @@ def _printed(grammar: Any) -> str:
 
 def has_client_rules(kind: str, text: str) -> bool:
     """Return whether a text contains a client's rules, which may be costly, unlike xgrammar's rules for schemas."""
-    return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
+    return kind in ("REGEX", "GRAMMAR", "EBNF") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 
 def error_message(error: Exception) -> str:
@@ -441,6 +448,19 @@ def ignored(schema: Any, recent: bool) -> str | None:
     """
     types = Types(schema)
     return _first_keyword(schema, lambda subschema: _ignored(subschema, types, recent))
+
+
+def ignored_keyword(structured_output: StructuredOutput) -> str | None:
+    """Return the path of the first keyword that the installed xgrammar ignores in any schema of a structured output."""
+    match structured_output.kind:
+        case "json_schema":
+            schemas = [json.loads(structured_output.value)]
+        case "structural_tag":
+            schemas = [json.loads(part.value) for part in contents(structured_output) if part.kind == "json_schema"]
+        case _:
+            schemas = []
+    recent = release() >= _ENFORCES_LIMITS_SINCE
+    return next((keyword for schema in schemas if (keyword := ignored(schema, recent))), None)
 
 
 def unescaped_pattern(schema: Any) -> str | None:

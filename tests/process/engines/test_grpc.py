@@ -41,6 +41,7 @@ from tests.doubles.grpc_servers import (
     SERVERS,
     THOUGHT_END,
     GrpcServer,
+    SglangServer,
     Status,
     TrtLlmServer,
     best,
@@ -463,6 +464,62 @@ def test_a_rule_that_ends_a_request_is_the_clients_own_fault(model: Path) -> Non
     with listening("sglang") as server, engine(model, server) as found:
         server.scripts = [[status]]
         assert ask(found) == failed(error="to the client: no such thing")
+
+
+DRAWN = SAMPLING._replace(do_sample=True)
+RULED = SAMPLING._replace(structured_output=StructuredOutput("choice", '["ab"]'))
+
+
+@in_one_test(("settings", "sampling", "words"), [
+    ({"speculative_algorithm": "EAGLE"}, DRAWN._replace(min_p=0.1), "min_p: the SGLang server was started with --spec"),
+    ({"skip_tokenizer_init": True}, SAMPLING._replace(min_new_tokens=1), "min_tokens: the SGLang server was started"),
+    ({"skip_tokenizer_init": True}, RULED, "structured output: the SGLang server was started with --skip-tokenizer"),
+])  # fmt: skip
+def test_what_sglang_ignores_because_of_its_flags_is_refused(
+    model: Path, settings: dict[str, Any], sampling: Sampling, words: str
+) -> None:
+    with listening("sglang") as server:
+        assert isinstance(server, SglangServer)
+        server.arguments |= settings
+        with engine(model, server) as found:
+            assert ask(found, sampling).error.startswith(f"to the client: {words}")
+            received = len(server.received)
+            assert ask(found, SAMPLING._replace(min_p=0.1), key=2).finish is not None, "greedy decoding needs no min_p"
+            assert len(server.received) == received + 1
+            assert all(request.sampling_params.max_new_tokens == 1 for request in server.received[:-1]), "the probes"
+
+
+def test_replicas_of_sglang_may_have_other_flags_and_older_ones_tell_none(model: Path) -> None:
+    with listening("sglang") as first, listening("sglang") as second, listening("sglang") as old:
+        assert isinstance(first, SglangServer)
+        first.arguments["speculative_algorithm"] = "EAGLE"
+        old.tells_rule_start = False
+        with engine(model, first, second) as found:
+            assert ask(found, SAMPLING).finish is not None
+        with engine(model, old) as found:
+            assert ask(found, DRAWN._replace(min_p=0.1)).finish is not None
+            assert len(old.received) == 1
+
+
+def test_a_repetition_penalty_by_grpc_needs_a_version_that_applies_it(model: Path) -> None:
+    with listening("sglang") as server:
+        assert isinstance(server, SglangServer)
+        server.version = "0.5.9"
+        with engine(model, server) as found:
+            assert "SGLang before 0.5.10" in ask(found, SAMPLING._replace(repetition_penalty=1.5)).error
+            assert not server.received
+
+
+def test_a_structural_tag_by_grpc_needs_a_version_that_reads_it(model: Path) -> None:
+    tag = StructuredOutput(
+        "structural_tag", '{"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}'
+    )
+    with listening("sglang") as server:
+        assert isinstance(server, SglangServer)
+        server.version = "0.5.3"
+        with engine(model, server) as found:
+            assert "SGLang before 0.5.4" in ask(found, SAMPLING._replace(structured_output=tag)).error
+            assert not any(request.sampling_params.structural_tag for request in server.received)
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from handler.engines.openai import sglang
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import SglangEngine
 from handler.engines.remote.servers import Failed
+from handler.engines.remote.sglang import guide
 from tests.doubles.sglang_server import DONE, HANG, NEVER, SglangServer, best, event, listening, score
 from tests.one_test import in_one_test
 from tests.process.engines.openai import test_bad_servers
@@ -33,7 +34,9 @@ VERSIONS = {
     "0.5.23, every fourth": {"incremental": True, "stream_interval": 4},
     "0.5.6": {"version": "0.5.6"},
     "0.5.6, incremental": {"version": "0.5.6", "incremental": True},
-    "0.5.2, which is always incremental": {"version": "0.5.2"},
+    "0.5.4, which is always incremental": {"version": "0.5.4"},
+    "0.5.2, without a tokenizer": {"version": "0.5.2", "tokenizes": False},
+    "0.5.2, which repeats the end of the prompt": {"version": "0.5.2"},
 }
 DRAWN = Sampling(max_new_tokens=20, do_sample=True, logprobs=False)
 
@@ -120,6 +123,15 @@ def test_tokens_that_a_grammar_forbids_have_no_number() -> None:
     assert part.tops == [[(8, -0.25), (5, -0.5)]]
 
 
+@in_one_test("ids", [[4, 6, 7, 5], [6, 7, 5], [0, 5, 6, 7, 5]])
+def test_ids_that_the_prompt_does_not_end_with_are_an_error(ids: list[int]) -> None:
+    first = event({"output_ids": ids, "meta_info": {"finish_reason": None, "completion_tokens": 1}})
+    with listening(*[(first, DONE)] * 3) as server, engine(server) as found:
+        result = ask(found)
+    assert result.error == "the sglang server sent an event that cannot be read"
+    assert "more token ids than tokens" in result.error.log
+
+
 def test_stop_tokens_count_although_ignore_eos_makes_sglang_forget_them() -> None:
     sampling = Sampling(max_new_tokens=50, logprobs=False, ignore_eos=True, stop_token_ids=(7,))
     with listening(pace=0.01, disconnect_seconds=NEVER) as server, engine(server) as found:
@@ -181,7 +193,7 @@ def test_a_request_says_all_neutral_values() -> None:
     assert isinstance(parameters.pop("sampling_seed"), int)
     assert parameters == {
         "n": 1, "max_new_tokens": 6, "min_new_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": -1,
-        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": False,
+        "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": False,
     }  # fmt: skip
 
 
@@ -255,6 +267,54 @@ def test_speculative_decoding_ignores_some_parameters(settings: dict[str, Any], 
         assert ask(found, SAMPLING._replace(min_p=0.5), key=2) == WHOLE, "greedy decoding needs no min_p"
         assert words in ask(found, DRAWN._replace(seed=3), key=3).error
         assert len(server.received) == 2 - bool(words)
+
+
+TAG = StructuredOutput("structural_tag", '{"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}')
+
+
+def test_a_structural_tag_needs_a_version_that_reads_it() -> None:
+    """Versions before 0.5.4 would end."""
+    for version in ("0.5.2", "0.5.3.post3"):
+        with listening(version="0.5.2", info={"version": version}) as server, engine(server) as found:
+            result = ask(found, SAMPLING._replace(structured_output=TAG))
+            assert result.error.startswith("to the client: structured output: SGLang before 0.5.4 does not support")
+            assert not any("structural_tag" in received.body["sampling_params"] for received in server.received)
+    for version in ("0.5.4", "0.5.4.post1", "0.0.0.dev1+gabc", "unknown"):
+        with listening(version="0.5.4", info={"version": version}) as server, engine(server) as found:
+            ask(found, SAMPLING._replace(structured_output=TAG))
+            assert server.received[-1].body["sampling_params"]["structural_tag"] == TAG.value
+
+
+def test_a_repetition_penalty_needs_a_version_that_applies_it() -> None:
+    penalized = SAMPLING._replace(repetition_penalty=1.5)
+    for version in ("0.5.23", "0.5.10", "0.5.10.post1"):
+        with listening(version="0.5.10", info={"version": version}) as server, engine(server) as found:
+            assert ask(found, penalized) == WHOLE
+    with listening(version="0.5.9") as server, engine(server) as found:
+        assert ask(found, penalized).error == "to the client: repetition_penalty: SGLang before 0.5.10 ignores it"
+        assert not server.received
+
+
+@in_one_test(("kind", "text"), [
+    ("regex", "a\0"), ("choice", '["a\\u0000"]'), ("grammar", 'root ::= "\0"'),
+    ("json_schema", '{"pattern": "\\u0000"}'),
+    ("json_schema", '{"pattern": "\\\\\\u0000"}'), ("structural_tag", '{"format": "\\u0000"}'),
+])  # fmt: skip
+def test_nul_characters_are_refused_because_they_may_end_the_server(kind: str, text: str) -> None:
+    with pytest.raises(ValueError, match="does not support NUL characters"):
+        guide(Sampling(structured_output=StructuredOutput(kind, text)), "ebnf")
+
+
+def test_an_escape_of_a_regular_expression_is_no_nul_character() -> None:
+    for kind, text in (("json_schema", '{"pattern": "\\\\u0000"}'), ("regex", r"\u0000")):
+        assert guide(Sampling(structured_output=StructuredOutput(kind, text)), "ebnf") == {kind: text}
+
+
+def test_words_of_xgrammar_come_without_their_source() -> None:
+    words = "Failed to compile regex grammar: [09:25:29] /project/cpp/regex.cc:83: Unclosed '['"
+    meta = {"finish_reason": {"type": "abort", "message": words, "status_code": 400}, "completion_tokens": 0}
+    with listening((event({"output_ids": [], "meta_info": meta}), DONE)) as server, engine(server) as found:
+        assert ask(found) == failed(error="to the client: Failed to compile regex grammar: Unclosed '['")
 
 
 def test_flags_that_need_nothing_change_nothing() -> None:
@@ -364,8 +424,10 @@ def test_replicas_agree_on_what_is_an_adapter() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_server_refuses_is_told_to_the_client() -> None:
-    with listening() as server, engine(server) as found:
+@in_one_test("version", ["0.5.23", "0.5.12", "0.5.2"])
+def test_what_the_server_refuses_is_told_to_the_client(version: str) -> None:
+    """Before 0.5.13, such an error has no status."""
+    with listening(version=version) as server, engine(server) as found:
         result = ask(found, SAMPLING._replace(presence_penalty=3.0))
         assert result == failed(error="to the client: presence_penalty must be in [-2, 2], got 3.0.")
         assert ask(found, key=2) == WHOLE

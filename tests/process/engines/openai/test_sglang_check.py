@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openai import check
 from handler.engines.openai.engine import checks_structured_output, structured_output_check
+from handler.engines.structured_output import xgrammar
 from tests.doubles.sglang_server import listening
 from tests.one_test import in_one_test
 
@@ -22,7 +26,7 @@ TEXTS = {
     "json_object": ("", ("JSON", '{"type": "object"}')),
     "regex": ("a+", ("REGEX", "a+")),
     "choice": ('["a.b"]', ("REGEX", r"a\.b")),
-    "grammar": ('root ::= "c"', ("GRAMMAR", 'root ::= "c"')),
+    "grammar": ('root ::= "c"', ("EBNF", 'root ::= "c"')),
     "structural_tag": (TAG, ("STRUCTURAL_TAG", TAG)),
 }
 
@@ -67,7 +71,43 @@ def test_the_check_gets_what_the_server_would(
         return lambda *text: tried.append(text)
 
     monkeypatch.setattr(check, "XgrammarCheck", make)
+    monkeypatch.setattr(xgrammar, "version", lambda name: "0.2.7")
     found = structured_output_check(config(NOBODY, model=tmp_path))
     found(StructuredOutput(kind, text))
     assert made == [(tmp_path, False)]
     assert tried == [expected]
+
+
+@pytest.fixture
+def old_xgrammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1.24, which SGLang 0.5.2 needs: it has no Grammar.from_lark, and structural tags of another form."""
+    monkeypatch.setitem(sys.modules, "xgrammar", SimpleNamespace(Grammar=SimpleNamespace()))
+    monkeypatch.setattr(xgrammar, "version", lambda name: "0.1.24")
+
+
+def test_a_grammar_is_never_larks(old_xgrammar: None) -> None:
+    """SGLang gives each one to xgrammar as EBNF; the check then says what xgrammar says."""
+    assert xgrammar.ebnf("EBNF", 'start: "a"') == 'start: "a"'
+    assert xgrammar.has_client_rules("EBNF", "")
+
+
+def test_structural_tags_need_a_newer_xgrammar(old_xgrammar: None) -> None:
+    with pytest.raises(ValueError, match=r"xgrammar 0\.1\.24 does not support structural tags"):
+        xgrammar.ebnf("STRUCTURAL_TAG", TAG)
+
+
+NESTED = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+PART = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": NESTED}, "end": "</a>"}
+
+
+@in_one_test(("kind", "value"), [
+    ("json_schema", NESTED), ("structural_tag", {"type": "structural_tag", "format": PART}),
+])  # fmt: skip
+def test_a_keyword_that_xgrammar_ignores_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, value: Any
+) -> None:
+    monkeypatch.setattr(check, "XgrammarCheck", lambda model, trust_remote_code: lambda *text: None)
+    monkeypatch.setattr(xgrammar, "version", lambda name: "0.2.1")
+    found = structured_output_check(config(NOBODY, model=tmp_path))
+    with pytest.raises(ValueError, match=r"the schema's .*uniqueItems is not supported by xgrammar"):
+        found(StructuredOutput(kind, json.dumps(value)))
