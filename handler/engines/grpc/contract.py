@@ -24,7 +24,7 @@ from handler.engines.base import (
     first_stop,
 )
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
-from handler.engines.remote.sglang import ServerFlags
+from handler.engines.remote.sglang import SglangFlags
 
 MOST_BYTES = 1 << 22
 """Maximum size of a message in bytes. A prompt is refused if its log-probabilities would not fit."""
@@ -69,7 +69,7 @@ class GrpcModel(NamedTuple):
     dimensions: int = 0
     normalizes: bool = False
     constrained_decoding_start: str = ""
-    flags: ServerFlags = ServerFlags()
+    flags: SglangFlags = SglangFlags()
 
 
 class Chunk(NamedTuple):
@@ -192,7 +192,7 @@ class Contract:
         """Add what the response to GetServerInfo says."""
         return model._replace(constrained_decoding_start=getattr(info, "constrained_decoding_start", ""))
 
-    def refusal(self, flags: ServerFlags, message: Any) -> str:
+    def refusal(self, flags: SglangFlags, message: Any) -> str:
         """Return why a server with these flags would ignore a part of a Generate message, or "" if it would not."""
         return ""
 

@@ -39,7 +39,7 @@ from handler.engines.remote.servers import (
     check_same,
     find_model,
 )
-from handler.engines.remote.sglang import ServerFlags
+from handler.engines.remote.sglang import SglangFlags
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -212,7 +212,7 @@ class ContractEngine(RemoteEngine[C]):
         super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds, own)
         self._contract = contract
         self._clients: dict[str, GrpcClient] = {}
-        self._server_flags: dict[str, ServerFlags] = {}  # by address
+        self._server_flags: dict[str, SglangFlags] = {}  # by address
         self._statistics = EngineStatistics()
         self._asking: asyncio.Task[None] | None = None
         with ExitStack() as on_failure:
@@ -250,7 +250,7 @@ class ContractEngine(RemoteEngine[C]):
         start = model.constrained_decoding_start
         server.enforces_rules, server.enforces_until = start == "first_token", math.inf if start else 0.0
         self._server_flags[url] = model.flags
-        return model._replace(constrained_decoding_start="", flags=ServerFlags())
+        return model._replace(constrained_decoding_start="", flags=SglangFlags())
 
     def cancel(self, key: int) -> None:
         super().cancel(key)

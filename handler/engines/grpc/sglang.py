@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import Rule
 from handler.engines.grpc.contract import NO_FIELD, Contract, GrpcModel
-from handler.engines.remote.sglang import DRAWN, TABLE, ServerFlags, guide, misses_stops, version_of
+from handler.engines.remote.sglang import DRAWN, TABLE, SglangFlags, guide, misses_stops, version_of
 
 _TABLE: Mapping[str, Rule] = {**TABLE, "structured_output": lambda sampling: guide(sampling, "ebnf_grammar")}
 
@@ -46,9 +46,9 @@ class SglangContract(Contract):
 
     def with_server_info(self, model: GrpcModel, info: Any) -> GrpcModel:
         """Add the server's flags, which its servicer reports as a Struct of all arguments."""
-        return model._replace(flags=ServerFlags.read(dict(info.server_args), version_of(info.sglang_version)))
+        return model._replace(flags=SglangFlags.read(dict(info.server_args), version_of(info.sglang_version)))
 
-    def refusal(self, flags: ServerFlags, message: Any) -> str:
+    def refusal(self, flags: SglangFlags, message: Any) -> str:
         parameters = message.sampling_params
         guide_name = parameters.WhichOneof("constraint")
         return flags.refusal(

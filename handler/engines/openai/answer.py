@@ -117,7 +117,7 @@ def event_value(event: StreamEvent, *, status: int = 500) -> Any:
     """Return the JSON of an event.
 
     Args:
-        status: HTTP status of an error that specifies none.
+        status: status of an error that specifies none.
 
     Raises:
         Refused: the event is an error caused by the request.
@@ -169,7 +169,7 @@ def event_error(data: bytes, status: int = 500) -> Refused | Failed:
     """Return the error contained in an event of a 200 response.
 
     Args:
-        status: HTTP status of an error that specifies none.
+        status: status of an error that specifies none.
     """
     return status_error(status_in(data, status), data)
 

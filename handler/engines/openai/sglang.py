@@ -35,7 +35,7 @@ from handler.engines.remote.sglang import (
     GREEDY,
     STARTED,
     TABLE,
-    ServerFlags,
+    SglangFlags,
     guide,
     misses_stops,
     version_of,
@@ -135,7 +135,7 @@ class SglangServer(NamedTuple):
 
     knows_seeds: bool = False
     no_seeds: str = ""
-    flags: ServerFlags = ServerFlags()
+    flags: SglangFlags = SglangFlags()
     salts: bool = False
     preferred: tuple[str, ...] = ()
     no_loading: str = ""
@@ -177,7 +177,7 @@ class SglangServer(NamedTuple):
             return cls(
                 server.get("enable_deterministic_inference") is not None,
                 _no_seeds(server, version),
-                ServerFlags.read(server, version),
+                SglangFlags.read(server, version),
                 version >= _SALTING_VERSION,
                 tuple(map(str, preferred)),
                 _no_loading(server),

@@ -31,7 +31,7 @@ def guide(sampling: Sampling, grammar: str) -> dict[str, Any]:
         grammar: name of the parameter for EBNF.
 
     Raises:
-        ValueError: SGLang's xgrammar may end the server because of it.
+        ValueError: xgrammar may end the server because of it.
     """
     rule = sampling.structured_output
     if rule is None:
@@ -55,7 +55,7 @@ def version_of(text: Any) -> tuple[int, ...]:
     return () if match is None else tuple(map(int, match.groups()))
 
 
-class ServerFlags(NamedTuple):
+class SglangFlags(NamedTuple):
     """The version and the flags of a server, as far as parameters of both APIs depend on them.
 
     Attributes:
@@ -71,7 +71,7 @@ class ServerFlags(NamedTuple):
     penalizes: bool = True
 
     @classmethod
-    def read(cls, arguments: Mapping[str, Any], version: tuple[int, ...]) -> ServerFlags:
+    def read(cls, arguments: Mapping[str, Any], version: tuple[int, ...]) -> SglangFlags:
         """Read a server's arguments. Older versions lack some of them."""
         return cls(
             bool(arguments.get("speculative_algorithm")),

@@ -413,7 +413,7 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
 def test_an_error_of_a_server_that_runs_is_not_its_end() -> None:
     log = child.ServerLog()
     log.read("E srv  load_model: an error")
-    server = child.LlamaServer(running("import time; time.sleep(3600)", log), log, "key")
+    server = child.LlamaServer(running("import time; time.sleep(3600)", log.read), log, "key")
     assert (log.error, server.failure()) == ("srv load_model: an error", "")
     server.process.stop()
 
