@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import PENALTIES, Rule, arguments, drawn_seed, regex_of, unless_neutral
 from handler.engines.grpc.contract import Chunk, Contract, GrpcModel, ranked
-from handler.engines.remote.servers import Failed
+from handler.engines.remote.servers import Failed, structured_output_of
 
 _COLDEST = 1e-5  # lower temperatures become greedy decoding, as logits divided by them may be infinite
 
@@ -102,7 +102,7 @@ class TrtLlmContract(Contract):
         )
 
     def _guide(self, sampling: Sampling) -> Any:
-        rule = sampling.structured_output
+        rule = structured_output_of(sampling)
         if rule is None:
             return None
         params = self.messages.GuidedDecodingParams

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, logprob_rules, unless_neutral
 from handler.engines.grpc.contract import NO_FIELD, Contract
+from handler.engines.remote.servers import structured_output_of
 
 _MOST_TOPS = 19  # vLLM's limit is 20, which includes the chosen token
 
@@ -28,7 +29,7 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
 
     With --reasoning-parser, servicer 0.14.1 applies it only after the reasoning.
     """
-    rule = sampling.structured_output
+    rule = structured_output_of(sampling)
     if rule is None:
         return {}
     value: Any = rule.value

@@ -69,6 +69,8 @@ def read(text: str) -> Rules:
     """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"a grammar for llama-server must not exceed {_MAX_CHARACTERS:,} characters")
+    if "\0" in text:
+        raise ValueError("a grammar for llama-server must not contain NUL characters, because llama.cpp ends there")
     return _Reader(text).rules()
 
 
@@ -81,7 +83,7 @@ class _Symbol(NamedTuple):
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self._text = text.split("\0")[0]
+        self._text = text
         self._at = 0
         self._numbers: dict[str, int] = {}
         self._rules: list[list[list[Element]] | None] = []

@@ -22,6 +22,7 @@ from handler.engines.base import (
     unless_neutral,
 )
 from handler.engines.openai.sglang import NO_MEDIA, SGLANG, generate
+from handler.engines.remote.servers import structured_output_of
 
 _MOST_BIAS = 100.0
 """Largest bias that vLLM uses. vLLM silently reduces larger biases to this limit."""
@@ -98,7 +99,7 @@ def _bias(logit_bias: Sequence[tuple[int, float]]) -> dict[str, float]:
 
 def _guide(sampling: Sampling, kind: Completions) -> dict[str, Any]:
     """Return the field for structured output: `structured_outputs` or `guided_...`."""
-    rule = sampling.structured_output
+    rule = structured_output_of(sampling)
     if rule is None:
         return {}
     name = {"json_schema": "json"}.get(rule.kind, rule.kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import sys
 import time
 from collections import Counter
@@ -14,9 +15,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems, log_words
-from handler.core.values import Extras, Finish, Pooling, Sampling
+from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOutput
 from handler.engines.base import Alternatives, EngineConfig, Output
 from handler.engines.huggingface.files import check_tokenizer, is_fetched
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
+_IN_JSON = ("json_schema", "structural_tag", "choice")  # kinds of structured output
 
 
 class RemoteOptions(NamedTuple):
@@ -203,6 +207,20 @@ def with_ends(sampling: Sampling, eos: Collection[int]) -> Sampling:
     """
     ends = () if sampling.ignore_eos else sorted(eos)
     return sampling._replace(stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *ends))))
+
+
+def structured_output_of(sampling: Sampling) -> StructuredOutput | None:
+    """Return the structured output of a request, or None.
+
+    Raises:
+        ValueError: it contains NUL characters, because of which xgrammar before 0.2.7 may end a server.
+    """
+    rule = sampling.structured_output
+    if rule is not None and ("\0" in rule.value or (rule.kind in _IN_JSON and _NUL.search(rule.value))):
+        raise ValueError(
+            "structured output: NUL characters (\\u0000) in it are not supported; some servers end by them"
+        )
+    return rule
 
 
 def score(value: Any) -> float:

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, regex_of
+from handler.engines.remote.servers import structured_output_of
 
 _FORBIDDEN = -1e9  # added to the logit of a forbidden token
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
-_IN_JSON = ("json_schema", "structural_tag")
 _TAGS_VERSION = (0, 5, 4)
 """The oldest version that reads structural tags with a `format`. Older ones end when they receive one."""
 _PENALTY_VERSION = (0, 5, 10)
@@ -31,22 +30,20 @@ def guide(sampling: Sampling, grammar: str) -> dict[str, Any]:
         grammar: name of the parameter for EBNF.
 
     Raises:
-        ValueError: xgrammar may end the server because of it.
+        ValueError: it contains NUL characters.
     """
-    rule = sampling.structured_output
+    rule = structured_output_of(sampling)
     if rule is None:
         return {}
-    kind, text = rule.kind, rule.value
-    match kind:
+    match rule.kind:
         case "json_object":
             return {"json_schema": '{"type": "object"}'}
         case "choice":
-            kind, text = "regex", regex_of(text)
+            return {"regex": regex_of(rule.value)}
         case "grammar":
-            kind = grammar
-    if "\0" in text or (kind in _IN_JSON and _NUL.search(text)):
-        raise ValueError("structured output: SGLang does not support NUL characters (\\u0000) in it")
-    return {kind: text}
+            return {grammar: rule.value}
+        case kind:
+            return {kind: rule.value}
 
 
 def version_of(text: Any) -> tuple[int, ...]:

@@ -191,6 +191,12 @@ def test_an_ordinary_grammar_is_quick(text: str) -> None:
     check(text)
 
 
+def test_nul_characters_are_refused_because_llama_cpp_ends_there() -> None:
+    for text in ('root ::= "a" \0 "b"', 'root ::= "a"\nb ::= [\0-a]'):
+        with pytest.raises(ValueError, match="must not contain NUL characters"):
+            read(text)
+
+
 def test_a_loop_without_an_end_does_not_hang() -> None:
     assert allows(QUICK["a loop of loops"], "aaab")
 

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,11 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
-from handler.core.values import Finish, Sampling
+from handler.core.values import Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
+from handler.engines.grpc.client import CONTRACTS
+from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.sglang import generate
 from handler.engines.remote.servers import (
     Failed,
     Part,
@@ -33,6 +37,28 @@ from handler.engines.remote.servers import (
 )
 
 OPTIONS = RemoteOptions("remote", "http://host:8000")
+
+SERVERS: dict[str, Callable[[Sampling], Any]] = {
+    **{kind: partial(servers.body, "model", [1]) for kind, servers in KINDS.items() if kind != "sglang"},
+    "sglang": lambda sampling: generate("model", [1], sampling),
+    **{f"{name} by gRPC": partial(contract.request, "id", [1]) for name, contract in CONTRACTS.items()},
+}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_structured_output_with_nul_characters_reaches_no_server(server: str) -> None:
+    """xgrammar before 0.2.7 ends the process that reads some of them."""
+    for kind, text in (
+        ("regex", "a\0"),
+        ("choice", '["a\\u0000"]'),
+        ("grammar", 'root ::= "\0"'),
+        ("json_schema", '{"pattern": "\\u0000"}'),
+        ("json_schema", '{"pattern": "\\\\\\u0000"}'),
+        ("structural_tag", '{"format": "\\u0000"}'),
+    ):
+        with pytest.raises(ValueError, match="NUL characters"):
+            SERVERS[server](Sampling(max_new_tokens=1, structured_output=StructuredOutput(kind, text)))
+    SERVERS[server](Sampling(max_new_tokens=1, structured_output=StructuredOutput("regex", r"\u0000")))
 
 
 def configured(**options: Any) -> EngineConfig:
