@@ -10,9 +10,8 @@ import os
 import random
 import signal
 import threading
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,6 +155,10 @@ def body(question: Question) -> dict[str, Any]:
     return {"prompt": question.text, "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True, **named}
 
 
+receiving: dict[int, bool] = {}
+"""Maps each client's thread to whether it is receiving a response, of which it has some tokens."""
+
+
 def ask(server: ServerProcess, question: Question, leave_after: float = math.inf) -> Received:
     """Stream a response, and leave after a number of events."""
     received, count, request = "", 0, body(question)
@@ -170,25 +173,31 @@ def ask(server: ServerProcess, question: Question, leave_after: float = math.inf
             if data in ("", ":"):
                 continue
             if data == "[DONE]":
+                receiving[threading.get_ident()] = False
                 return Received(received, "", True)
             event = json.loads(data)
             if "error" in event:
+                receiving[threading.get_ident()] = False
                 return Received(received, event["error"]["message"], True)
             received += event["choices"][0]["text"]
             count += 1
+            receiving[threading.get_ident()] = count < leave_after
             if count >= leave_after:
                 return Received(received, "", False)
     return Received(received, "the stream ended early", True)
 
 
-def clients(server: ServerProcess, expected: dict[Question, str], rounds: int) -> Iterator[tuple[Question, Received]]:
-    """Ask each question several times, 64 at once. A quarter of the clients leave amid their responses."""
+def clients(
+    server: ServerProcess, expected: dict[Question, str], rounds: Iterable[int]
+) -> Iterator[tuple[Question, Received]]:
+    """Ask each question twice in each round, 64 at once. A quarter of the clients leave amid their responses."""
     draw = random.Random(4)
-    asked = [question for _ in range(rounds) for question in draw.sample([*expected], len(expected))]
-    leave = [draw.randrange(1, NUM_TOKENS) if draw.random() < 0.25 else math.inf for _ in asked]
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        answers = pool.map(lambda given: ask(server, *given), zip(asked, leave, strict=True))
-        yield from zip(asked, answers, strict=True)
+        for _ in rounds:
+            asked = draw.sample([*expected] * 2, 2 * len(expected))
+            leave = [draw.randrange(1, NUM_TOKENS) if draw.random() < 0.25 else math.inf for _ in asked]
+            answers = pool.map(lambda given: ask(server, *given), zip(asked, leave, strict=True))
+            yield from zip(asked, answers, strict=True)
 
 
 def is_free(server: ServerProcess) -> bool:
@@ -207,7 +216,7 @@ def is_replaced(server: ServerProcess, pid: int) -> bool:
 
 def test_each_client_gets_its_own_response(server: ServerProcess, expected: dict[Question, str]) -> None:
     num_whole = 0
-    for question, received in clients(server, expected, 2):
+    for question, received in clients(server, expected, range(1)):
         assert not received.error, received
         assert expected[question].startswith(received.text)
         if received.ended:
@@ -220,16 +229,24 @@ def test_each_client_gets_its_own_response(server: ServerProcess, expected: dict
 def test_kills_of_llama_server_fail_only_what_it_computes(
     server: ServerProcess, expected: dict[Question, str], model: Path
 ) -> None:
-    num_kills = 1 if adapters_of(model) else NUM_KILLS
-    ended, num_killed = threading.Event(), 0
+    num_kills, num_receiving = (1, 1) if adapters_of(model) else (NUM_KILLS, NUM_SLOTS // 2)  # adapters take turns
+    ended, may_kill, num_killed = threading.Event(), threading.Event(), 0
     outcomes = Counter[str]()
+
+    def rounds() -> Iterator[int]:
+        """Yield until enough servers are killed. A request continues only once, so there is one kill in a round."""
+        for number in range(100):
+            if num_killed >= num_kills and outcomes[DEATH]:
+                return
+            may_kill.set()
+            yield number
 
     def kill() -> None:
         nonlocal num_killed
-        while not ended.wait(0.2) and num_killed < num_kills:
+        while not ended.wait(0.005):
             pids = llama_server(server)
-            if len(pids) == 1 and server.ping() == 200 and server.metric("lmi_active_sequences") > 4:
-                time.sleep(0.3)  # some have tokens by then
+            if may_kill.is_set() and len(pids) == 1 and sum(receiving.values()) >= num_receiving:
+                may_kill.clear()
                 os.kill(pids[0], signal.SIGKILL)
                 num_killed += 1
                 wait_for(functools.partial(is_replaced, server, pids[0]), 60, "it is not started again")
@@ -237,7 +254,7 @@ def test_kills_of_llama_server_fail_only_what_it_computes(
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        for question, received in clients(server, expected, 2 * num_kills):
+        for question, received in clients(server, expected, rounds()):
             assert expected[question].startswith(received.text), (question, received)
             assert received.text or not received.error, "a request without a token is computed by the next server"
             if received.ended and not received.error:
@@ -247,10 +264,10 @@ def test_kills_of_llama_server_fail_only_what_it_computes(
         ended.set()
         killer.join()
     print(num_killed, outcomes)
-    assert num_killed == num_kills
+    assert num_killed >= num_kills
     assert outcomes["whole"] > NUM_CLIENTS
     assert outcomes.keys() == {"whole", "left", DEATH}
-    assert outcomes[DEATH] <= num_kills * NUM_SLOTS
+    assert outcomes[DEATH] <= num_killed * NUM_SLOTS
     wait_for(lambda: server.ping() == 200, 60, "the server is not ready")
     for question in [*expected][::8]:
         assert ask(server, question) == Received(expected[question], "", True)
