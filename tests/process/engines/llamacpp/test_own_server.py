@@ -359,10 +359,12 @@ def test_a_flood_of_lines_is_cut(
     monkeypatch.setattr(own_server, "_MOST_LINES", 5)
     monkeypatch.setattr(own_server, "_PERIOD", 3600.0 if ends else 2.0)
     server = running(FLOOD + ("" if ends else "time.sleep(3600)"), *read)
-    lines, omitted = list[str](), list[int]()
+    text, lines, omitted = "", list[str](), list[int]()
 
     def is_told() -> bool:
-        lines.extend(capfd.readouterr().err.splitlines())
+        nonlocal text
+        text += capfd.readouterr().err  # it may end within a line
+        lines[:] = text.splitlines()
         omitted[:] = [int(line.split()[2]) for line in lines if "lines were omitted" in line]
         return sum(omitted) + len(lines) - len(omitted) == 3001
 
