@@ -149,8 +149,8 @@ class SchemaGrammar:
         if kind in ("integer", "number"):
             return self._number(kind, schema)
         if kind is None:
-            for name in _limiting(schema):
-                raise ValueError(f"llama-server does not enforce {name!r} without 'type' in JSON schemas")
+            if names := _limiting(schema):
+                raise ValueError(f"llama-server does not enforce {names[0]!r} without 'type' in JSON schemas")
             return "value"
         _check_of_type(schema, str(kind), ())
         return str(kind)
@@ -289,10 +289,10 @@ class SchemaGrammar:
         raise ValueError(_NO_SCHEMA)
 
     def _reference(self, path: Any, depth: int) -> str:
+        target = self._target(path)
         if path == "#":
             self._convert("$ref")
         if path not in self._references:
-            target = self._target(path)
             name = self._references[path] = f"ref{len(self._references)}"
             self._rules.append(f"{name} ::= {self._element(target, depth + 1)}")
         return self._references[path]
@@ -319,7 +319,7 @@ def _limiting(schema: Mapping[str, Any]) -> list[str]:
 def _is_neutral(name: str, value: Any) -> bool:
     """Return whether a keyword changes nothing. Unknown formats are ignored, as JSON Schema requires."""
     is_open = name in ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
-    return is_idle(name, value) or (is_open and value in (True, {})) or (name == "format" and value not in FORMATS)
+    return is_idle(name, value) or (is_open and value in (True, {})) or (name == "format" and str(value) not in FORMATS)
 
 
 def _check_of_type(schema: Mapping[str, Any], kind: str, enforced: Iterable[str]) -> None:

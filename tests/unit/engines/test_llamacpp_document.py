@@ -70,6 +70,7 @@ A: dict[str, Any] = {"$defs": {"a": {"properties": {"a": {"type": "integer"}}}}}
         {"type": "string", "minimum": 3, "uniqueItems": True, "required": ["a"]},
         {"type": "object", "$defs": {"unused": {"not": {}}}, "then": False, "additionalItems": False},
         {"type": ["string", "null"], "enum": ["a", None]},
+        {"type": "string", "format": []},
         {"anyOf": [{"const": 1}, {"type": "number"}], "type": "number", "minLength": 0},
         {"allOf": [{"$ref": "#/$defs/a"}, {"required": ["b"], "properties": {"b": {}}}], "required": ["a"]},
         {"allOf": [{"enum": [1, 2]}, {"enum": [2, 3]}]},

@@ -379,6 +379,8 @@ def nested(depth: int) -> Any:
         ({"items": [{}, {"$ref": "#/items/a"}]}, "does not define the $ref '#/items/a'"),
         ({"$ref": "#/title/a", "title": "string"}, "does not define the $ref '#/title/a'"),
         ({"$ref": "#a"}, "does not support the $ref '#a'"),
+        ({"$ref": []}, "does not support the $ref '[]'"),
+        ({"$ref": {}}, "does not support the $ref '{}'"),
         ({"$ref": "http://other"}, "does not support the $ref"),
         ({"enum": []}, "'enum' in the schema must be a list with at least one element"),
         ({"items": 1}, "neither an object nor `true`"),
