@@ -209,6 +209,13 @@ def post_bytes(body: dict[str, Any] | bytes, path: str = "/invocations", headers
     return head.encode() + data
 
 
+def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
+    """Post a JSON body, check the status of the response, and return its JSON."""
+    found = http.post(server.url + path, json=body)
+    assert found.status_code == status, found.text
+    return found.json()
+
+
 def raw(server: LiveServer, request: bytes, *, until: bytes = b"0\r\n\r\n", seconds: float = PATIENCE) -> bytes:
     """What the server sends for a request's bytes, as far as `until`."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as connection:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.app.server import serve
 from tests.doubles.downloads import files_of, serve_hub
-from tests.servers import LiveServer, http, options
+from tests.servers import LiveServer, ask, http, options
 from tests.unit.engines.pooling_models import CONFIGS, DOCUMENTS, GOLDEN, QUERY, RANKED, TEXTS, write_model
 
 # -- embeddings, rerank and labels over HTTP: the routes of one model agree, and name what is not served ---------------
@@ -34,12 +34,6 @@ def servers() -> Iterator[dict[str, LiveServer]]:
         serve("--engine", "echo") as chat,
     ):
         yield {"text-embedding": embedding, "rerank": rerank, "text-classification": labels, "text-generation": chat}
-
-
-def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
-    found = http.post(server.url + path, json=body)
-    assert found.status_code == status, found.text
-    return found.json()
 
 
 CHAT = {"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]}

@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from tests.app.server import serve
 from tests.doubles import tiny
 from tests.one_test import in_one_test
-from tests.servers import LiveServer, http, options
+from tests.servers import LiveServer, ask, http, options
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 OWN = (
@@ -35,12 +35,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with serve("--engine", "echo", *options(f"option.echo_tokenizer={directory}")) as server:
         server.wait_ready()
         yield server
-
-
-def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
-    found = http.post(server.url + path, json=body)
-    assert found.status_code == status, found.text
-    return found.json()
 
 
 def tokens(server: LiveServer, content: str, **flags: bool) -> Any:

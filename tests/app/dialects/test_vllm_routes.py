@@ -16,7 +16,7 @@ import handler
 from handler.config.model_files import tokenizer_config
 from tests.app.server import serve
 from tests.doubles import tiny
-from tests.servers import LiveServer, http, options, wait_for
+from tests.servers import LiveServer, ask, http, options, wait_for
 from tests.user_files import write_adapter
 
 LORA = ("--engine", "echo", *options("option.enable_lora=true", "option.adapters_root=/"))
@@ -30,12 +30,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with serve("--engine", "echo", *options(f"option.echo_tokenizer={directory}")) as server:
         server.wait_ready()
         yield server
-
-
-def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
-    found = http.post(server.url + path, json=body)
-    assert found.status_code == status, found.text
-    return found.json()
 
 
 def refusal(server: LiveServer, path: str, body: Any, status: int = 400) -> dict[str, Any]:
