@@ -61,11 +61,10 @@ def canonical_path(path: str) -> str:
     the key with some clients, and name the wrong scheme behind a proxy. In `/v1/models/{id}`, the ID keeps its slashes,
     because it may be a directory.
     """
-    if not path.endswith("/") and "//" not in path:
-        return _OTHER_NAMES.get(path, path)
-    if ids := _MODEL_IDS.match(path):
-        return f"/v1/models/{path[ids.end() :]}"
-    path = _SLASHES.sub("/", path).rstrip("/") or "/"
+    if path.endswith("/") or "//" in path:
+        if ids := _MODEL_IDS.match(path):
+            return f"/v1/models/{path[ids.end() :]}"
+        path = _SLASHES.sub("/", path).rstrip("/") or "/"
     return _OTHER_NAMES.get(path, path)
 
 

@@ -218,7 +218,7 @@ def structured_output_of(sampling: Sampling) -> StructuredOutput | None:
     rule = sampling.structured_output
     if rule is not None and ("\0" in rule.value or (rule.kind in _IN_JSON and _NUL.search(rule.value))):
         raise ValueError(
-            "structured output: NUL characters (\\u0000) in it are not supported; some servers end by them"
+            "structured output: NUL characters (\\u0000) are not supported, because they crash some servers"
         )
     return rule
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HEADS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""Keywords that replace all others of their subschema in grammars."""
 NEVER = ("not", "if", "$dynamicRef", "$recursiveRef")
-"""Keywords that replace all others in grammars, and those that no grammar enforces."""
+"""Keywords that no grammar enforces."""
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
 _NUMBERS = (*BOUNDS, "multipleOf")

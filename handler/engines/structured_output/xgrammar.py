@@ -31,7 +31,7 @@ from handler.engines.structured_output.regex import is_written_unescaped, rewrit
 
 Tag = Mapping[str, Any]
 
-_ENFORCES_LIMITS_SINCE = (0, 2)  # see `ignored`; measured with 0.2.8
+ENFORCES_LIMITS_SINCE = (0, 2)  # see `ignored`; measured with 0.2.8
 _TAGS_SINCE = (0, 1, 25)  # older releases have structural tags of another form
 _LOCATION = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
@@ -459,7 +459,7 @@ def ignored_keyword(structured_output: StructuredOutput) -> str | None:
             schemas = [json.loads(part.value) for part in contents(structured_output) if part.kind == "json_schema"]
         case _:
             schemas = []
-    recent = release() >= _ENFORCES_LIMITS_SINCE
+    recent = release() >= ENFORCES_LIMITS_SINCE
     return next((keyword for schema in schemas if (keyword := ignored(schema, recent))), None)
 
 

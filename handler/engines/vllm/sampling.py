@@ -25,6 +25,7 @@ from handler.engines.base import (
 )
 from handler.engines.structured_output.ebnf import acyclic
 from handler.engines.structured_output.xgrammar import (
+    ENFORCES_LIMITS_SINCE,
     Walker,
     ebnf,
     error_message,
@@ -154,7 +155,7 @@ class VllmCheck:
         chosen = str(vllm_config.structured_outputs_config.backend)
         self._name = _OF_AUTO if chosen == "auto" else chosen
         self._backend = self._make_backend(self._name)
-        self._recent_xgrammar = release() >= (0, 2)  # see `ignored`; measured with 0.2.8
+        self._recent_xgrammar = release() >= ENFORCES_LIMITS_SINCE
         self._walker = Walker(
             self._tokenizer.get_vocab(),
             vllm_config.model_config.get_vocab_size(),
