@@ -196,7 +196,7 @@ _ENCODERS = (b"bert", b"modern-bert", b"nomic-bert", b"nomic-bert-moe", b"neo-be
 
 
 def pooled_task(path: Path) -> str:
-    """Return the task of a model that does not generate text, according to the values before the vocabulary.
+    """Return the task of a model that does not generate text, according to the values before the tokenizer's.
 
     Returns:
         "rerank", "text-embedding", or "" for a model that generates text, and for a broken file.
@@ -204,7 +204,7 @@ def pooled_task(path: Path) -> str:
     task = ""
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
         for key, value in _pairs(file, _begin(file)[1]):
-            if key == _TOKENS:
+            if key.startswith(_TOKENIZER):
                 break
             if key == _ARCHITECTURE and value in _ENCODERS:
                 task = task or "text-embedding"
