@@ -135,7 +135,7 @@ class LlamaCall(ResponseCheck):
         """
         ids, missing = list(tokens.ids), self.num_missing(tokens)
         if missing and tokens.stop_type:
-            self._num_unsent = missing  # the completion ended within a character
+            self._num_unsent = missing  # the completion ended in the middle of a character
         elif missing:
             recovered = self._missing(tokens, missing, pieces)
             if not recovered:

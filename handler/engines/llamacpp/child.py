@@ -384,7 +384,7 @@ def is_verbose(config: EngineConfig) -> bool:
 
 
 def projector_variables(config: EngineConfig) -> dict[str, str]:
-    """Return the environment variables that name the projector beside the model, or none."""
+    """Return the variable with the path of the projector next to the model's file; empty if there is no projector."""
     file = None if _sets_projector(config) else find_projector(config.weights_path)
     return {} if file is None else {"LLAMA_ARG_MMPROJ": str(file.absolute())}
 

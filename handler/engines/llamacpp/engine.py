@@ -277,7 +277,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         pieces = await self._load_pieces()
         if pieces is None:
             detail = "with option.model_id, this handler would request them one by one"
-            raise Failed("sent no log-probability of a token that ends within a character", detail)
+            raise Failed("sent no log-probability of a token that ends in the middle of a character", detail)
         return [
             await self._score(server, running, running.call.prefix(tokens.ids[:index]), tokens.ids[index])
             if reported is None

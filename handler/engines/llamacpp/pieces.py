@@ -65,7 +65,7 @@ class Pieces:
         return list(islice(self._divisions(before, 0, count), 2))
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """Return the text of tokens, or None if it ends within a character."""
+        """Return the text of tokens, or None if it ends in the middle of a character."""
         try:
             return b"".join([self._pieces[id] for id in ids]).decode()
         except (IndexError, UnicodeDecodeError):

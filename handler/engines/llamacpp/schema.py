@@ -68,14 +68,15 @@ def schema_grammar(schema: Any) -> SchemaGrammar:
 
 
 class SchemaGrammar:
-    """The grammar of a schema, which enforces all of its keywords.
+    """A grammar made from a schema. It enforces all keywords, including those that llama.cpp would ignore.
 
     Raises:
-        ValueError: llama.cpp would ignore a keyword, or a subschema cannot be converted.
+        ValueError: a keyword or a subschema cannot be converted.
 
     Attributes:
         text: the grammar.
-        unenforced: the first keyword that llama.cpp does not enforce itself, or is slow with; "" if there is none.
+        unenforced: the first keyword that llama.cpp ignores or is slow with when it converts the schema itself; "" if
+            there is none.
     """
 
     def __init__(self, schema: Any, *, is_compact: bool = False) -> None:
@@ -89,8 +90,8 @@ class SchemaGrammar:
         root = self._element(schema, 0)
         if self._is_mixed and is_compact:
             raise ValueError(
-                f"llama-server does not enforce this {self.unenforced!r} in a schema where an object has 'properties' "
-                "and may have additional ones: set additionalProperties to false"
+                f"llama-server does not enforce {self.unenforced!r} in a schema that has an object with 'properties' "
+                "and other properties: set additionalProperties to false"
             )
         space = _COMPACT if is_compact else _SPACE
         self.text = "\n".join([f"root ::= {root}", *self._rules]) + space + _COMMON
@@ -129,11 +130,11 @@ class SchemaGrammar:
         return self._of_type(kind, schema, depth)
 
     def _check_beside(self, schema: Mapping[str, Any], head: str) -> None:
-        """Raise ValueError if a subschema has keywords that llama.cpp ignores because of its keyword `head`."""
+        """Raise ValueError if a schema that has the keyword `head` also has keywords that llama.cpp then ignores."""
         for name in _limiting(schema):
             is_implied = name == "type" and self._types.are(schema[head], head, schema["type"])
             if name != head and not is_implied:
-                raise ValueError(f"llama-server does not enforce {name!r} beside {head!r} in JSON schemas")
+                raise ValueError(f"llama-server ignores {name!r} in a JSON schema with {head!r}: remove one of them")
 
     def _of_type(self, kind: Any, schema: Mapping[str, Any], depth: int) -> str:
         has_properties = "properties" in schema or schema.get("additionalProperties", True) is not True
@@ -150,7 +151,7 @@ class SchemaGrammar:
             return self._number(kind, schema)
         if kind is None:
             if names := _limiting(schema):
-                raise ValueError(f"llama-server does not enforce {names[0]!r} without 'type' in JSON schemas")
+                raise ValueError(f"llama-server ignores {names[0]!r} in a JSON schema without 'type': add the type")
             return "value"
         _check_of_type(schema, str(kind), ())
         return str(kind)
@@ -184,7 +185,9 @@ class SchemaGrammar:
             self._convert("format" if pattern is None else "pattern")
         beside = sorted(schema.keys() & {"minLength", "maxLength", *(("format",) if pattern is not None else ())})
         if beside:
-            raise ValueError(f"llama-server does not enforce {beside[0]!r} beside a pattern or format")
+            raise ValueError(
+                f"llama-server ignores {beside[0]!r} in a JSON schema with a pattern or format: remove one of them"
+            )
         return self._rule(f'"\\"" {regex_grammar(expression, in_json=True)} "\\""')
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> str:
@@ -198,7 +201,10 @@ class SchemaGrammar:
             items, maximum = {}, 0
         if isinstance(items, list):
             if minimum > len(items) or (maximum is not None and maximum < len(items)):
-                raise ValueError(f"llama-server supports a list of schemas only for exactly {len(items)} items")
+                raise ValueError(
+                    f"llama-server generates exactly {len(items)} items for a list of {len(items)} schemas: change "
+                    "'minItems' and 'maxItems' to allow this number"
+                )
             parts = ' "," gap '.join(self._element(item, depth + 1) for item in items)
             return self._rule(f'"[" space {parts} space "]"')
         item = self._element(items, depth + 1)
@@ -242,13 +248,19 @@ class SchemaGrammar:
         for part in parts:
             for name in _limiting(part):
                 if name not in ("type", "properties", "required"):
-                    raise ValueError(f"llama-server does not enforce {name!r} beside several schemas of an 'allOf'")
+                    raise ValueError(
+                        f"llama-server ignores {name!r} with several schemas in 'allOf': merge the schemas"
+                    )
             if part.get("type", "object") != "object" or not isinstance(part.get("properties", {}), dict):
-                raise ValueError("llama-server supports only objects or enums in an 'allOf' of several schemas")
+                raise ValueError(
+                    "llama-server supports several schemas in 'allOf' only if all are objects or enums: merge them"
+                )
             pairs += [(name, value, True) for name, value in part.get("properties", {}).items()]
         names = {name for name, _, _ in pairs}
         if len(names) < len(pairs):
-            raise ValueError("llama-server does not support one property in several schemas of an 'allOf'")
+            raise ValueError(
+                "llama-server does not support the same property in several schemas of 'allOf': merge them"
+            )
         for part in parts:
             _required(part, names)
         return self._pairs(pairs, "", depth)
@@ -317,7 +329,7 @@ def _limiting(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a keyword changes nothing. Unknown formats are ignored, as JSON Schema requires."""
+    """Return whether a keyword changes nothing. JSON Schema requires that unknown values of `format` are ignored."""
     is_open = name in ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
     return is_idle(name, value) or (is_open and value in (True, {})) or (name == "format" and str(value) not in FORMATS)
 
@@ -327,7 +339,7 @@ def _check_of_type(schema: Mapping[str, Any], kind: str, enforced: Iterable[str]
     ignored = {*HEADS, *NEVER, *OF_TYPE.get(kind, ())} - {*enforced}
     for name in _limiting(schema):
         if name in ignored:
-            raise ValueError(f"llama-server does not enforce {name!r} in JSON schemas")
+            raise ValueError(f"llama-server does not enforce {name!r} in JSON schemas: remove it")
 
 
 def _required(schema: Mapping[str, Any], properties: Container[str]) -> Sequence[str]:
@@ -339,7 +351,9 @@ def _required(schema: Mapping[str, Any], properties: Container[str]) -> Sequence
     required = names_in(schema.get("required", []))
     for name in required:
         if name not in properties:
-            raise ValueError(f"llama-server enforces 'required' only for names in 'properties', but not for {name!r}")
+            raise ValueError(
+                f"llama-server enforces 'required' only for names in 'properties': add {name!r} to 'properties'"
+            )
     return required
 
 

@@ -29,22 +29,22 @@ _KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "EBNF", "structural_t
 
 
 class SglangCheck:
-    """A check of structured output with the xgrammar of this environment; see `StructuredOutputCheck`."""
+    """Checks structured output for SGLang with the installed xgrammar; see `StructuredOutputCheck`."""
 
     def __init__(self, config: EngineConfig) -> None:
         trusts_code = bool(config.engine_options.get("trust_remote_code"))
         self._check = XgrammarCheck(config.model_path, trust_remote_code=trusts_code)
 
     def __call__(self, structured_output: StructuredOutput) -> None:
-        """Check a schema or grammar.
+        """Check that xgrammar enforces a schema or grammar.
 
         Raises:
-            ValueError: xgrammar does not support it, ignores a keyword of it, or would take too long. SGLang itself
-                refuses some of these keywords since 0.5.21.
+            ValueError: xgrammar does not support the schema or grammar, ignores one of its keywords, or would take too
+                long. SGLang 0.5.21 and later versions refuse some of the ignored keywords themselves.
         """
         ((name, text),) = guide(Sampling(structured_output=structured_output), "ebnf").items()
         if keyword := ignored_keyword(structured_output):
-            raise ValueError(f"the schema's {keyword} is not supported by xgrammar")
+            raise ValueError(f"xgrammar does not enforce the schema's {keyword}: remove it")
         self._check(_KINDS[name], text)
 
 

@@ -222,10 +222,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 server.known = True
 
     def check_max_tokens(self, most: int | None) -> None:
-        """Raise Failed if a server accepts fewer tokens per request than this engine.
+        """Raise Failed if a server's limit on the tokens of a request is lower than this engine's.
 
         Args:
-            most: number of tokens that the server accepts; None if it does not report it.
+            most: the server's limit for the prompt and the response together; None if it does not report it.
         """
         if most is not None and most < self.info.max_total_tokens:
             detail = f"{most} instead of {self.info.max_total_tokens}; to use it, restart this handler"

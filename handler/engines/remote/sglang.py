@@ -78,10 +78,10 @@ class SglangFlags(NamedTuple):
         )
 
     def refusal(self, *, min_p: float, min_tokens: int, repetition_penalty: float, guide: str | None) -> str:
-        """Return why the server would ignore one of these parameters or fail because of it, or "".
+        """Return why the server would ignore one of these parameters or fail on it; "" if it supports all of them.
 
         Args:
-            guide: name of the parameter for structured output, or None.
+            guide: name of the request's parameter for structured output; None if it has none.
         """
         if min_p and self.speculates:
             return f"min_p: {STARTED} --speculative-algorithm, and then ignores it"

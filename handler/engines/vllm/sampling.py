@@ -201,8 +201,8 @@ class VllmCheck:
         """Raise ValueError if xgrammar ignores a keyword of the tag's `json_schema`. Return the tag unchanged."""
         schema = tag["json_schema"]
         if keyword := ignored(schema, self._recent_xgrammar):
-            other = "; option.guided_decoding_backend=guidance supports it" if self._guidance_supports(schema) else ""
-            raise ValueError(f"the schema's {keyword} is not supported by xgrammar{other}")
+            remedy = "set option.guided_decoding_backend=guidance" if self._guidance_supports(schema) else "remove it"
+            raise ValueError(f"xgrammar does not enforce the schema's {keyword}: {remedy}")
         return tag
 
     def _guidance_supports(self, schema: Any) -> bool:

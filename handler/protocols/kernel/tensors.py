@@ -312,7 +312,7 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
     try:
         return b"".join([vocabulary.pieces[id] for id in word]).decode()
     except UnicodeDecodeError:
-        raise ValueError("has a word of several tokens that begins or ends within a character") from None
+        raise ValueError("has a word of several tokens that begins or ends in the middle of a character") from None
 
 
 # -- values with a meaning of their own --------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""llama-server's /tokenize and /apply-template (tools/server/server-context.cpp, b11434). Its /detokenize is vLLM's."""
+"""llama-server's /tokenize and /apply-template (tools/server/server-context.cpp, b11434).
+
+/detokenize is in `vllm/tokenize.py`, because both servers read the same requests.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _relax = relaxed_by(PYDANTIC, dict.fromkeys(FLAGS, FLAG))
 
 
 class LlamaPiece(TypedDict):
-    """A token. `piece` is a list of bytes if the token ends within a character."""
+    """A token. `piece` is a list of bytes if the token ends in the middle of a character."""
 
     id: Count
     piece: str | list[Count]
@@ -93,7 +96,8 @@ def _tokens_of(
     texts = () if flags["parse_special"] else [text for text in prompt.vocabulary.marks if text in request.prompt]
     if texts:
         raise InvalidParameter(
-            f"parse_special=false: {texts[0]!r} in 'content' is the text of a special token, and is always read as one"
+            f"parse_special=false is not supported for 'content' with the text of a special token ({texts[0]!r}): this "
+            "server always reads it as that token"
         )
     if flags["add_special"]:
         return request, prompt

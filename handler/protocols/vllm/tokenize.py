@@ -104,7 +104,8 @@ class VllmTokenizeChat(RenderedChat):
 class VllmDetokenize(Dialect):
     """The dialect of /detokenize, which decodes token ids, including those of special tokens.
 
-    vLLM names the text `prompt`, and llama-server names it `content`. Their requests are the same.
+    vLLM and llama-server read the same requests. The response has the text as vLLM's `prompt` and as llama-server's
+    `content`.
     """
 
     name = "vllm_detokenize"

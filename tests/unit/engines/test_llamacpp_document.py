@@ -105,7 +105,7 @@ def test_schemas_without_ignored_keywords(schema: Any) -> None:
     ],
 )  # fmt: skip
 def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
-    with pytest.raises(ValueError, match=f"does not enforce '{keyword}'"):
+    with pytest.raises(ValueError, match=f"(ignores|does not enforce) '{keyword}'"):
         grammar(StructuredOutput("json_schema", json.dumps({**A, **schema})))
 
 
@@ -123,7 +123,7 @@ def test_every_other_keyword_of_every_draft_is_refused() -> None:
     }  # the number of items is fixed
     assert known >= ENFORCED
     for keyword in known - ENFORCED:
-        with pytest.raises(ValueError, match=re.escape(f"does not enforce {keyword!r}")):
+        with pytest.raises(ValueError, match=f"(ignores|does not enforce) {re.escape(repr(keyword))}"):
             grammar(StructuredOutput("json_schema", json.dumps({keyword: {"a": False}})))
 
 

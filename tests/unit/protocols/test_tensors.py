@@ -278,7 +278,7 @@ def test_no_words_are_none(empty: Any) -> None:
         ([[-1, 1], [2, -1]], "token ids in its first row up to the last offset"),
         ([[0, 6], [2, -1]], "6 is not in the vocabulary"),
         ([[0, 5], [2, -1]], "a special token, which has no text, in a word of several tokens"),
-        ([[0, 2], [2, -1]], "begins or ends within a character"),
+        ([[0, 2], [2, -1]], "begins or ends in the middle of a character"),
         ([[0] * 65, list(range(1, 66))], "at most 64 words"),
         ([[0, "1"], [1, 2]], "integers from -1"),
     ],
