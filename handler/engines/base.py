@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from handler.config.config import Config
 from handler.config.environment import secrets
@@ -370,7 +370,11 @@ class RunsLoop(Protocol):
     thread.
     """
 
-    runs_loop: Literal[True]
+    def run_steps(self, deliver: Callable[[Step], object]) -> None:
+        """Run the loop, and pass each step to `deliver` until it returns false. Exceptions are those of `step`.
+
+        This takes less time than a call of `step` for each step, after which the loop is started again.
+        """
 
 
 class EngineStatistics(NamedTuple):

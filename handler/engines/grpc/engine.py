@@ -316,14 +316,14 @@ class GrpcEngine(ContractEngine[GrpcCall]):
             async for response in responses:
                 if running.ended:
                     continue
-                part = held or self._parts.get(running.key) or Part()
+                part = held or self._steps.parts.get(running.key) or Part()
                 came = call.read(response, part)
                 if call.stopped:
-                    self._parts.pop(running.key, None)
+                    self._steps.parts.pop(running.key, None)
                     break
                 held = part if call.awaits_finish_reason and part.finish is None else None
                 if held is not None:
-                    self._parts.pop(running.key, None)
+                    self._steps.parts.pop(running.key, None)
                 elif came:
                     self.take(server, running, part)
         if call.stopped:

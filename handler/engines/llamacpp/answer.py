@@ -125,6 +125,28 @@ class LlamaCall(ResponseCheck):
         """Return the number of tokens that have been computed since the last event, and are not in any event."""
         return max(tokens.num_tokens - self._num_of_leg - len(tokens.ids), 0)
 
+    def take_plain(self, data: bytes) -> int | None:
+        """Take the token of an event that contains a single token and nothing else of interest, as most events do.
+
+        Returns:
+            The token's id, or None if `take_tokens` has to take the event.
+        """
+        if self._scored:
+            return None
+        try:
+            value = orjson.loads(data)
+            (id,), number, stop = value["tokens"], value["tokens_predicted"], value["stop"]
+        except (ValueError, TypeError, KeyError):
+            return None
+        if type(id) is not int or not 0 <= id < _MAX_ID or id in self._ends or self._num_ids == self._most:
+            return None
+        if number != self._num_of_leg + 1 or stop is not False or "error" in value or "prompt_progress" in value:
+            return None
+        self._ids.append(id)
+        self._num_ids += 1
+        self._num_of_leg += 1
+        return id
+
     def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
         """Add the tokens of an event to `part`. Return whether the completion is usable after this event.
 

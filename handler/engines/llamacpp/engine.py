@@ -226,6 +226,10 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
                 for event in batch:
                     if running.ended:
                         break
+                    if running.held is None and (id := running.call.take_plain(event.data)) is not None:
+                        self.take_token(server, running, id)
+                        tokens = None
+                        continue
                     tokens = read_event(event)
                     if tokens.is_progress:
                         running.silence.begin()
@@ -246,7 +250,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         pieces = None
         if running.call.num_missing(tokens) and not tokens.stop_type:
             pieces = await self._load_pieces()
-        part = self._parts.get(running.key) or Part()
+        part = self._steps.parts.get(running.key) or Part()
         try:
             is_usable = running.call.take_tokens(tokens, part, pieces)
         except (ValueError, TypeError, KeyError) as error:

@@ -336,6 +336,9 @@ class ImageCall(LlamaCall):
     def resumes(self) -> bool:
         return True
 
+    def take_plain(self, data: bytes) -> int | None:
+        return None  # its tokens may be known already, and its first event has the number of prompt tokens
+
     def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
         if self._num_of_leg < self._num_known:
             remaining = self._after_known(tokens)

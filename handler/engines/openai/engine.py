@@ -217,7 +217,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
                     for event in batch:
                         if running.ended:
                             break
-                        part = running.held or self._parts.get(running.key) or Part()
+                        part = running.held or self._steps.parts.get(running.key) or Part()
                         if running.call.read(event, part):
                             if running.call.stopped:
                                 self.abandon(server, running.call)

@@ -111,6 +111,16 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
     end_of_server = engine.end_of_server() if isinstance(engine, OwnsServer) else None
     receive = True
+
+    def deliver(step: Step) -> bool:
+        """Send a step to the host. Return whether requests are running."""
+        for output in step.others:
+            if output.finish is not None:
+                active.discard(output.key)
+        send(channel, pack_step(step))
+        reporter.report(idle=not active)
+        return bool(active)
+
     while True:
         answers: list[Output] = []
         commands: list[Any] | None = None
@@ -134,6 +144,13 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 else:
                     answers.append(output)
             commands = reader.receive(channel) if arrived(0) else None
+        if isinstance(engine, RunsLoop):
+            if answers or not active:
+                deliver(Step.of(answers))
+            with contextlib.suppress(Interrupted):
+                if active:
+                    engine.run_steps(deliver)
+            continue
         receive = not interruptible  # an interruptible engine raises Interrupted instead
         try:
             step = engine.step() if active else Step.of([])
@@ -144,12 +161,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
             step = Step.of([])
         receive = receive or not (step.keys or step.others)  # an empty step did not wait, and the engine may never wait
         step.others.extend(answers)
-        for output in step.others:
-            if output.finish is not None:
-                active.discard(output.key)
-        # Empty steps are sent too: every command must be acknowledged, or the hang timer of the supervisor fires.
-        send(channel, pack_step(step))
-        reporter.report(idle=not active)
+        deliver(step)  # even if it is empty: a command without a reply would start the supervisor's hang timer
 
 
 def _waits_for_command(channel: socket.socket, end_of_server: int) -> bool:

@@ -6,12 +6,11 @@ import asyncio
 import copy
 import os
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
@@ -31,8 +30,10 @@ from handler.engines.base import (
 )
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.servers import Failed, NotLoaded, Part, Refused, RemoteServer, choose
+from handler.engines.remote.steps import Deliver, StepLoop
 
-_IDLE = 0.05  # seconds after which a step returns an empty result; the supervisor would consider silence a hang
+_IDLE = 0.5  # maximum seconds between two steps, which may be empty; the supervisor would consider silence a hang
+_LAST = 0.05  # seconds to read what the engine's own server has sent before it ended
 _ATTEMPTS = 3  # at one server; each further server adds one
 _MAX_BROKEN = 2  # servers that may close the connection during a request; the request itself may be the cause
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
@@ -112,7 +113,6 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     """
 
     no_adapters = "adapters are loaded by the server at option.base_url"
-    runs_loop: Literal[True] = True
     own_name: ClassVar[str] = "the server"
     """Description of the engine's own server in messages."""
 
@@ -133,13 +133,12 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._servers = [RemoteServer(url) for url in urls]
         self._secrets = (*secrets(), *_names(urls))
         self._running: dict[int, Running[C]] = {}
-        self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
+        self._steps = StepLoop(self._loop, min(_IDLE, max_silence / 4), self._end_silent)
         # The probes that are under way, by address, prompt and cache salt.
         self._questions: dict[tuple[str, tuple[int, ...], str], Question] = {}
         self._own = own
         self._lost: Failed | None = None  # why the engine's own server has to be restarted
         self._interrupted = False
-        self._listen_at = 0.0  # time of the next search for silent servers
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
@@ -179,15 +178,22 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if running.probe_ids is not None:
             running.probe_ids += part.ids
             return
-        self._parts[running.key] = part
         server.begun()
-        self._loop.stop()
+        self._steps.add(running.key, part)
+
+    def take_token(self, server: RemoteServer, running: Running[C], id: int) -> None:
+        """Store a token without a log-probability for the next step."""
+        if running.probe_ids is not None:
+            return self.take(server, running, Part([id], [None]))
+        running.silence.begin()
+        server.begun()
+        self._steps.add_token(running.key, id)
 
     def hold(self, running: Running[C], part: Part) -> None:
         """Hold back the end of a response until its token counts arrive, for at most `_LINGER` seconds."""
         running.silence.begin()
         running.held = part
-        self._parts.pop(running.key, None)
+        self._steps.parts.pop(running.key, None)
 
     def release(self, server: RemoteServer, running: Running[C]) -> None:
         """Pass the end of a response to the next step if it was held back."""
@@ -215,6 +221,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if not limits:
             raise ConfigError(f"{urls[0]} does not report its maximum number of tokens: set option.max_model_len")
         self.info = EngineInfo(name, self._kind, ", ".join(urls), "remote", min(limits))
+        self._steps.interval = min(self._steps.interval, config.options.engine_timeout / 2)
         for server in self._servers:
             if (error := failed.get(server.url)) is not None:
                 self.leave_out(server, error)
@@ -252,7 +259,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             del self._running[running.key]
 
     def cancel(self, key: int) -> None:
-        self._parts.pop(key, None)
+        self._steps.drop(key)
         running = self._running.pop(key, None)
         if running is None:
             return
@@ -264,31 +271,27 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._run_once()  # the connection closes one round later
 
     def step(self) -> Step:
-        if self._parts:
-            self._run_once()
-        else:
-            timer = self._loop.call_later(_IDLE, self._loop.stop)
-            self._loop.run_forever()
-            timer.cancel()
-        if time.monotonic() >= self._listen_at:
-            self._end_silent()
-        if self._lost is not None and not (self._parts and self.own_failure()):  # what it has sent comes first
-            raise OwnServerLost(f"{self.own_name} {self._lost}")
-        if self._interrupted:
+        steps: list[Step] = []
+        self.run_steps(steps.append)
+        return steps[0] if steps else Step.of([])
+
+    def run_steps(self, deliver: Deliver) -> None:
+        """Run the event loop, and pass each step to `deliver` until it returns false; see `RunsLoop`."""
+        last = None if self._lost is None else self._loop.call_later(_LAST, self._steps.stop)
+        if not self._interrupted and self._steps.run(deliver):
+            return
+        if last is not None:
+            last.cancel()
+        if self._lost is not None:
+            if self._steps.is_empty or not self.own_failure():
+                raise OwnServerLost(f"{self.own_name} {self._lost}")
+            deliver(self._steps.take())  # what the server has sent comes first
+        elif self._interrupted:
             self._interrupted = False
             raise Interrupted
-        parts, self._parts = self._parts, {}
-        step = Step.of([])
-        for key, part in parts.items():
-            if _is_plain(part):  # nearly all parts
-                step.add(key, part.ids[0], part.logprobs[0])
-            else:
-                step.others.extend(_outputs(key, part))
-        return step
 
     def _end_silent(self) -> None:
         """Abandon the requests whose servers are silent."""
-        self._listen_at = time.monotonic() + min(1.0, self._max_silence / 4)
         for running in self._running.values():
             has_end = running.ended or running.held is not None
             most = min(_LINGER, self._max_silence) if has_end else self._max_silence
@@ -302,6 +305,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         for server in self._servers:
             if server.asking is not None:
                 server.asking.cancel()
+        self._steps.close()
         self.complete(self.disconnect())
         self.complete(asyncio.sleep(self._close_seconds))
         self._loop.close()
@@ -483,7 +487,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if self._own.end is not None:
             self._loop.remove_reader(self._own.end)
         self._lost = Failed(failure, lasts=True, ill=True)
-        self._loop.stop()
+        self._steps.stop()
         return True
 
     async def _has_lost_own(self, error: Failed) -> bool:
@@ -517,6 +521,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             print(f"{name} {reason}{ending}", file=sys.stderr, flush=True)
         if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MAX_SILENT)):
             self._lost = error
+            self._steps.stop()
 
     # -- the ends of requests ------------------------------------------------------------------------------------
 
@@ -549,15 +554,15 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if not running.ended:
             running.ended = True
             failure = Output(running.key, finish=Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
-            part = self._parts.setdefault(running.key, Part())
+            part = self._steps.parts.get(running.key) or Part()
             part.failure = failure._replace(detail=log_words(detail, secrets()))
-            self._loop.stop()
+            self._steps.add(running.key, part)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
         self._interrupted = True
-        self._loop.stop()
+        self._steps.stop()
 
     def _run_once(self) -> None:
         """Run one iteration of the event loop."""
@@ -576,21 +581,6 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 def _is_available(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
     """Return whether a request may be sent to a server. A busy server that requested a pause is not tried again."""
     return server not in busy or not busy[server].retry_after
-
-
-def _is_plain(part: Part) -> bool:
-    """Return whether exactly one token and nothing else has arrived."""
-    return len(part.ids) == 1 and not any((part.tops, part.finish, part.failure, part.prompt_logprobs, part.extras))
-
-
-def _outputs(key: int, part: Part) -> Iterator[Output]:
-    """Yield the tokens or the finish reason that have arrived, and the error that ended the request."""
-    finish = None if part.failure is not None else part.finish
-    if part.ids or finish is not None:
-        output = Output(key, part.ids, part.logprobs, finish, tops=part.tops or None, extras=part.extras)
-        yield output._replace(prompt_logprobs=part.prompt_logprobs, prompt_tops=part.prompt_tops)
-    if part.failure is not None:
-        yield part.failure
 
 
 def _names(urls: Sequence[str]) -> list[str]:

@@ -595,8 +595,8 @@ def test_a_server_is_silent_after_its_timeout_since_the_last_token(several: Make
     for _ in range(2):
         assert clock.run(engine, 10) == []
         engine.go_on.set()
-    engine.step()
-    engine.step()
+        engine.step()
+        engine.step()
     assert clock.run(engine, 10) == []
     (end,) = clock.run(engine, 1)
     assert "sent no token for 10 s" in str(end.error)

@@ -126,7 +126,7 @@ def test_a_question_outlives_the_request_that_asked_first() -> None:
         for key in (1, 2):
             found.add(EngineRequest(key, [1, 2], RULED))
         while not server.received:
-            found.step()
+            found._run_once()
         found.cancel(1)
         assert run(found, 2)[2] == OBEYED
         assert num_ruled(server) == 3 + 1
@@ -179,4 +179,4 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind() -> None:
         found.add(EngineRequest(1, [1, 2], RULED))
         found.cancel(1)
         assert one(found, RULED, key=2) == OBEYED
-        assert not found._parts
+        assert found._steps.is_empty

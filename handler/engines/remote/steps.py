@@ -1,0 +1,144 @@
+"""The output of an engine whose event loop runs inside the engine, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from handler.core.values import Finish
+from handler.engines.base import Output, Step
+from handler.engines.remote.servers import Part
+
+Deliver = Callable[[Step], object]
+"""Receives a step, and returns whether the event loop should go on."""
+
+
+class StepLoop:
+    """Collects the output of requests on an event loop, and delivers it in steps while `run` runs the loop.
+
+    The output of requests that the loop handles in one iteration is delivered in one step.
+
+    Args:
+        interval: number of seconds without a step after which an empty step is delivered.
+        look: function to call after each interval.
+
+    Attributes:
+        parts: parts of responses for the next step, by the keys of their requests.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, interval: float, look: Callable[[], object]) -> None:
+        self._loop = loop
+        self.interval = interval
+        self._look = look
+        self.parts: dict[int, Part] = {}
+        self._tokens = Step.of([])  # of requests that have no part; they come before the parts
+        self._deliver: Deliver | None = None  # None: there is no run, or it has ended
+        self._is_stopped = False
+        self._delivery: asyncio.Handle | None = None  # the next call of `_pass_on`
+        self._is_silent = True  # whether there was no step in this interval
+        self._timer = loop.call_later(interval, self._end_interval)
+        self._error: BaseException | None = None  # from `_deliver`
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the next step."""
+        return not (self.parts or self._tokens.keys)
+
+    def add(self, key: int, part: Part) -> None:
+        """Add a part of a response, or replace the one that `parts` contains."""
+        self.parts[key] = part
+        self.wake()
+
+    def add_token(self, key: int, id: int) -> None:
+        """Add a token without a log-probability."""
+        if (part := self.parts.get(key)) is None:
+            self._tokens.add(key, id, None)
+        else:
+            part.ids.append(id)
+            part.logprobs.append(None)
+        if self._delivery is None:
+            self.wake()
+
+    def drop(self, key: int) -> None:
+        """Remove the output of a request."""
+        self.parts.pop(key, None)
+        if key in self._tokens.keys:
+            kept = [row for row in zip(*self._tokens[:3], strict=True) if row[0] != key]
+            self._tokens = Step.of([])
+            for row in kept:
+                self._tokens.add(*row)
+
+    def wake(self) -> None:
+        """Deliver a step in the next iteration of the loop if `run` is running. Otherwise, `run` will do so."""
+        if self._deliver is not None and self._delivery is None:
+            self._delivery = self._loop.call_soon(self._pass_on)
+
+    def take(self) -> Step:
+        """Return the next step, and begin another one."""
+        step, self._tokens = self._tokens, Step.of([])
+        if self.parts:
+            parts, self.parts = self.parts, {}
+            for key, part in parts.items():
+                if _is_plain(part):  # nearly all parts
+                    step.add(key, part.ids[0], part.logprobs[0])
+                else:
+                    step.others.extend(_outputs(key, part))
+        return step
+
+    def run(self, deliver: Deliver) -> bool:
+        """Run the loop until `stop` is called, or `deliver` returns false. Return whether `deliver` has ended the run.
+
+        Exceptions of `deliver` end the run, and are raised here.
+        """
+        self._deliver, self._is_stopped = deliver, False
+        if not self.is_empty:
+            self.wake()
+        self._loop.run_forever()
+        ended, self._deliver = not self._is_stopped, None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return ended
+
+    def stop(self) -> None:
+        """End the run before the next step."""
+        self._deliver, self._is_stopped = None, True
+        self._loop.stop()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _end_interval(self) -> None:
+        self._timer = self._loop.call_later(self.interval, self._end_interval)
+        self._look()
+        if self._is_silent:
+            self._pass_on()
+        self._is_silent = True
+
+    def _pass_on(self) -> None:
+        self._delivery = None
+        if self._deliver is None:
+            return
+        self._is_silent = False
+        try:
+            goes_on = self._deliver(self.take())
+        except BaseException as error:
+            self._error, goes_on = error, False
+        if not goes_on:
+            self._deliver = None
+            self._loop.stop()
+
+
+def _is_plain(part: Part) -> bool:
+    """Return whether exactly one token and nothing else has arrived."""
+    return len(part.ids) == 1 and not any((part.tops, part.finish, part.failure, part.prompt_logprobs, part.extras))
+
+
+def _outputs(key: int, part: Part) -> Iterator[Output]:
+    """Yield the tokens or the finish reason that have arrived, and the error that ended the request."""
+    finish: Finish | None = None if part.failure is not None else part.finish
+    if part.ids or finish is not None:
+        output = Output(key, part.ids, part.logprobs, finish, tops=part.tops or None, extras=part.extras)
+        yield output._replace(prompt_logprobs=part.prompt_logprobs, prompt_tops=part.prompt_tops)
+    if part.failure is not None:
+        yield part.failure
