@@ -103,7 +103,7 @@ def test_tokens_that_answer_questions_end_the_silence_of_the_server(monkeypatch:
         others: list[base.Output] = []
         deadline = clock() + PATIENCE
         while not others and clock() < deadline:
-            found._listen_at = 0.0
+            found._end_silent()
             step = found.step()
             ids, others = ids + step.ids, step.others
             ids += [id for output in others for id in output.ids]  # if the last token and the end came together
