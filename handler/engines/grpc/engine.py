@@ -271,7 +271,7 @@ class ContractEngine(RemoteEngine[C]):
         """Request the servers' statistics, and return the latest. An idle engine waits for a response."""
         if not self._contract.reports_load:
             return self._statistics
-        rests = all(running.ended for running in self._running.values())
+        rests = self.rests
         if self._asking is not None and rests:
             self._asking.cancel()  # this request began before the work ended
         if self._asking is None or self._asking.done() or rests:

@@ -24,7 +24,6 @@ from handler.engines.base import (
     Capabilities,
     EngineConfig,
     EngineRequest,
-    Step,
     StructuredOutputCheck,
     Tokenizer,
 )
@@ -63,6 +62,7 @@ from handler.engines.remote.servers import (
     find_model,
     with_ends,
 )
+from handler.engines.remote.steps import Deliver
 
 __all__ = [
     "UrlEngine",
@@ -431,15 +431,14 @@ class SglangEngine(UrlEngine):
         super().cancel(key)
         self._send_notices()
 
-    def step(self) -> Step:
-        step = super().step()
+    def run_steps(self, deliver: Deliver) -> None:
+        super().run_steps(deliver)
         if self._notices:
             self._send_notices()
-        return step
 
     def _send_notices(self) -> None:
         """Run the event loop until the servers have the notices, unless requests run it anyway."""
-        if not all(running.ended for running in self._running.values()):
+        if not self.rests:
             return
         self._interrupted = False  # set again as long as commands wait
         timer = self._loop.call_later(_ABORT_SECONDS, self._loop.stop)

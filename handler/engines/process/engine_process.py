@@ -113,13 +113,12 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     receive = True
 
     def deliver(step: Step) -> bool:
-        """Send a step to the host. Return whether requests are running."""
+        """Send a step to the host. Return whether the engine should go on without a report or a command."""
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
         send(channel, pack_step(step))
-        reporter.report(idle=not active)
-        return bool(active)
+        return bool(active) and not reporter.is_due
 
     while True:
         answers: list[Output] = []
@@ -150,6 +149,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
             with contextlib.suppress(Interrupted):
                 if active:
                     engine.run_steps(deliver)
+            reporter.report(idle=not active)
             continue
         receive = not interruptible  # an interruptible engine raises Interrupted instead
         try:
@@ -162,6 +162,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         receive = receive or not (step.keys or step.others)  # an empty step did not wait, and the engine may never wait
         step.others.extend(answers)
         deliver(step)  # even if it is empty: a command without a reply would start the supervisor's hang timer
+        reporter.report(idle=not active)
 
 
 def _waits_for_command(channel: socket.socket, end_of_server: int) -> bool:
@@ -180,8 +181,12 @@ class _Reporter:
         self._next = 0.0
         self.report(idle=True)
 
+    @property
+    def is_due(self) -> bool:
+        return self._engine is not None and time.monotonic() >= self._next
+
     def report(self, *, idle: bool) -> None:
-        if self._engine is None or not (idle or time.monotonic() >= self._next):
+        if self._engine is None or not (idle or self.is_due):
             return
         self._next = time.monotonic() + _REPORT_INTERVAL
         statistics = self._engine.statistics()

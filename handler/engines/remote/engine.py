@@ -32,8 +32,8 @@ from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.servers import Failed, NotLoaded, Part, Refused, RemoteServer, choose
 from handler.engines.remote.steps import Deliver, StepLoop
 
-_IDLE = 0.5  # maximum seconds between two steps, which may be empty; the supervisor would consider silence a hang
-_LAST = 0.05  # seconds to read what the engine's own server has sent before it ended
+_IDLE = 0.25  # maximum seconds between two steps, which may be empty; the supervisor would consider silence a hang
+_LAST = 0.05  # seconds without output after which the output of an own server that has ended is complete
 _ATTEMPTS = 3  # at one server; each further server adds one
 _MAX_BROKEN = 2  # servers that may close the connection during a request; the request itself may be the cause
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
@@ -221,7 +221,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if not limits:
             raise ConfigError(f"{urls[0]} does not report its maximum number of tokens: set option.max_model_len")
         self.info = EngineInfo(name, self._kind, ", ".join(urls), "remote", min(limits))
-        self._steps.interval = min(self._steps.interval, config.options.engine_timeout / 2)
+        self._steps.interval = min(self._steps.interval, config.options.engine_timeout / 4)
         for server in self._servers:
             if (error := failed.get(server.url)) is not None:
                 self.leave_out(server, error)
@@ -245,7 +245,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             call = self.new_call(request)
         except ValueError as error:
             raise Unsupported(str(error)) from None
-        if all(running.ended for running in self._running.values()):
+        if self.rests:
             for _ in range(_SPINS):  # servers may have closed connections while the loop was not running
                 self._run_once()
         key = request.key
@@ -253,6 +253,11 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         task = self._loop.create_task(self._serve(request, len(request.ids) + most))
         self._running[key] = running = Running(key, call, task, Silence())
         task.add_done_callback(lambda _: self._forget(running))
+
+    @property
+    def rests(self) -> bool:
+        """Whether no response is expected, so that nothing runs the event loop."""
+        return all(running.ended for running in self._running.values())
 
     def _forget(self, running: Running[C]) -> None:
         if self._running.get(running.key) is running:  # a later request may have the same key
@@ -272,23 +277,42 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     def step(self) -> Step:
         steps: list[Step] = []
-        self.run_steps(steps.append)
+        try:
+            self.run_steps(steps.append)
+        except (Interrupted, OwnServerLost):
+            if not steps:
+                raise
         return steps[0] if steps else Step.of([])
 
     def run_steps(self, deliver: Deliver) -> None:
         """Run the event loop, and pass each step to `deliver` until it returns false; see `RunsLoop`."""
-        last = None if self._lost is None else self._loop.call_later(_LAST, self._steps.stop)
-        if not self._interrupted and self._steps.run(deliver):
-            return
-        if last is not None:
-            last.cancel()
+        ended = False
+        if self._lost is None and not self._interrupted:
+            ended = self._steps.run(deliver)
         if self._lost is not None:
-            if self._steps.is_empty or not self.own_failure():
-                raise OwnServerLost(f"{self.own_name} {self._lost}")
-            deliver(self._steps.take())  # what the server has sent comes first
-        elif self._interrupted:
+            if not ended and self.own_failure():
+                self._read_rest(deliver)
+            raise OwnServerLost(f"{self.own_name} {self._lost}")
+        if self._interrupted and not ended:
             self._interrupted = False
             raise Interrupted
+
+    def _read_rest(self, deliver: Deliver) -> None:
+        """Deliver what the engine's own server has sent before it ended."""
+        came = True
+
+        def note(step: Step) -> object:
+            nonlocal came
+            came = True
+            return deliver(step)
+
+        deadline = self._loop.time() + _LINGER
+        while came and self._loop.time() < deadline:
+            came = False
+            timer = self._loop.call_later(_LAST, self._steps.stop)
+            if self._steps.run(note):
+                break
+            timer.cancel()
 
     def _end_silent(self) -> None:
         """Abandon the requests whose servers are silent."""
@@ -562,7 +586,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     def _interrupt(self) -> None:
         self._interrupted = True
-        self._steps.stop()
+        if self._lost is None:
+            self._steps.stop()
 
     def _run_once(self) -> None:
         """Run one iteration of the event loop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 
 from handler.core.values import Finish
@@ -20,9 +21,10 @@ class StepLoop:
 
     Args:
         interval: number of seconds without a step after which an empty step is delivered.
-        look: function to call after each interval.
+        look: function to call at least once per interval.
 
     Attributes:
+        interval: the argument, which only applies from the first run on.
         parts: parts of responses for the next step, by the keys of their requests.
     """
 
@@ -35,8 +37,8 @@ class StepLoop:
         self._deliver: Deliver | None = None  # None: there is no run, or it has ended
         self._is_stopped = False
         self._delivery: asyncio.Handle | None = None  # the next call of `_pass_on`
-        self._is_silent = True  # whether there was no step in this interval
-        self._timer = loop.call_later(interval, self._end_interval)
+        self._timer: asyncio.TimerHandle | None = None  # the next call of `_end_interval`
+        self._delivered_at = 0.0  # time of the last step, or of the first run since `deliver` ended one
         self._error: BaseException | None = None  # from `_deliver`
 
     @property
@@ -90,36 +92,43 @@ class StepLoop:
 
         Exceptions of `deliver` end the run, and are raised here.
         """
+        if not self._is_stopped:
+            self._delivered_at = time.monotonic()
         self._deliver, self._is_stopped = deliver, False
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.interval, self._end_interval)
         if not self.is_empty:
             self.wake()
         self._loop.run_forever()
-        ended, self._deliver = not self._is_stopped, None
+        self._deliver = None
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        return ended
+        return not self._is_stopped
 
     def stop(self) -> None:
         """End the run before the next step."""
-        self._deliver, self._is_stopped = None, True
+        if self._deliver is not None:
+            self._deliver, self._is_stopped = None, True
         self._loop.stop()
 
     def close(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _end_interval(self) -> None:
-        self._timer = self._loop.call_later(self.interval, self._end_interval)
         self._look()
-        if self._is_silent:
+        left = self._delivered_at + self.interval - time.monotonic()
+        if left <= 0:
             self._pass_on()
-        self._is_silent = True
+            left = self.interval
+        self._timer = self._loop.call_later(left, self._end_interval)
 
     def _pass_on(self) -> None:
         self._delivery = None
         if self._deliver is None:
             return
-        self._is_silent = False
+        self._delivered_at = time.monotonic()
         try:
             goes_on = self._deliver(self.take())
         except BaseException as error:
