@@ -193,6 +193,25 @@ def test_what_an_own_server_has_sent_comes_before_its_end_even_if_a_command_wait
         os.close(sender)
 
 
+def test_an_end_just_after_a_step_does_not_lose_it() -> None:
+    class Ending(Scripted):
+        async def stream(self, server: RemoteServer, running: Running[ResponseCheck]) -> None:
+            self.give(server, running, 7)
+            own.words = "has ended"
+            self._loop.call_soon(self._lose_own)  # once the step has been taken
+            await asyncio.sleep(1000)
+
+    own = Own()
+    engine = Ending(own)
+    try:
+        engine.add(EngineRequest(1, [1], LONG))
+        assert engine.step().ids == [7]
+        with pytest.raises(OwnServerLost):
+            engine.step()
+    finally:
+        engine.close()
+
+
 def test_a_command_just_after_a_step_does_not_lose_it() -> None:
     commands, sender = os.pipe()
 
