@@ -371,9 +371,9 @@ class RunsLoop(Protocol):
     """
 
     def run_steps(self, deliver: Callable[[Step], object]) -> None:
-        """Run the loop, and pass each step to `deliver` until it returns false. Exceptions are those of `step`.
+        """Run the loop, and pass each step to `deliver` until it returns false. Raises the exceptions of `step`.
 
-        This takes less time than a call of `step` for each step, after which the loop is started again.
+        This is faster than calling `step` again and again, because each call of `step` starts the loop again.
         """
 
 

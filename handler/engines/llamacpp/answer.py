@@ -126,10 +126,15 @@ class LlamaCall(ResponseCheck):
         return max(tokens.num_tokens - self._num_of_leg - len(tokens.ids), 0)
 
     def take_plain(self, data: bytes) -> int | None:
-        """Take the token of an event that contains a single token and nothing else of interest, as most events do.
+        """Add the token of an event with exactly one token, and without an error, log-probabilities or an end.
+
+        Nearly all events are of this kind, and this takes less time than `take_tokens`.
+
+        Args:
+            data: the event in JSON.
 
         Returns:
-            The token's id, or None if `take_tokens` has to take the event.
+            The id of the token, or None if nothing was added, because the event is of another kind.
         """
         if self._scored:
             return None

@@ -90,8 +90,8 @@ class SchemaGrammar:
         root = self._element(schema, 0)
         if self._is_mixed and is_compact:
             raise ValueError(
-                f"llama-server does not enforce {self.unenforced!r} in a schema that has an object with 'properties' "
-                "and other properties: set additionalProperties to false"
+                f"llama-server does not enforce {self.unenforced!r} in a schema with an object that has 'properties' "
+                "but allows additional ones: set additionalProperties to false in that object"
             )
         space = _COMPACT if is_compact else _SPACE
         self.text = "\n".join([f"root ::= {root}", *self._rules]) + space + _COMMON
@@ -329,7 +329,7 @@ def _limiting(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a keyword changes nothing. JSON Schema requires that unknown values of `format` are ignored."""
+    """Return whether a keyword does not restrict values. An unknown `format` does not, according to JSON Schema."""
     is_open = name in ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
     return is_idle(name, value) or (is_open and value in (True, {})) or (name == "format" and str(value) not in FORMATS)
 

@@ -319,7 +319,7 @@ class GenerateAnswer(EventAnswer):
         """Return the ids of the first event without the `excess` ones at its beginning, which the prompt must have."""
         prompt = self._request.ids
         if excess != min(len(prompt), _REPEATED) or ids[:excess] != list(prompt[-excess:]):
-            raise ValueError(f"the event has {excess} more token ids than its number of tokens")
+            raise ValueError(f"the event contains {excess} more token ids than it reports as its number of tokens")
         return ids[excess:]
 
     def _take_new(self, ids: list[int], meta: Mapping[str, Any], part: Part) -> None:

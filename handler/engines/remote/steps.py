@@ -15,17 +15,17 @@ Deliver = Callable[[Step], object]
 
 
 class StepLoop:
-    """Collects the output of requests on an event loop, and delivers it in steps while `run` runs the loop.
+    """Runs an event loop, and delivers the output of the requests on it in steps.
 
-    The output of requests that the loop handles in one iteration is delivered in one step.
+    All output of one iteration of the loop is delivered in one step.
 
     Args:
-        interval: number of seconds without a step after which an empty step is delivered.
-        look: function to call at least once per interval.
+        interval: number of seconds without output after which an empty step is delivered.
+        look: function that checks the requests. It is called at least once per interval while the loop runs.
 
     Attributes:
-        interval: the argument, which only applies from the first run on.
-        parts: parts of responses for the next step, by the keys of their requests.
+        interval: as above. It can be changed until the first run.
+        parts: what the next step will contain of responses, by the keys of their requests.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval: float, look: Callable[[], object]) -> None:
@@ -47,7 +47,7 @@ class StepLoop:
         return not (self.parts or self._tokens.keys)
 
     def add(self, key: int, part: Part) -> None:
-        """Add a part of a response, or replace the one that `parts` contains."""
+        """Add a part of a request's response to the next step. It replaces the request's part in `parts`, if any."""
         self.parts[key] = part
         self.wake()
 
@@ -144,7 +144,7 @@ def _is_plain(part: Part) -> bool:
 
 
 def _outputs(key: int, part: Part) -> Iterator[Output]:
-    """Yield the tokens or the finish reason that have arrived, and the error that ended the request."""
+    """Yield an output with the tokens or finish reason of a part, if any, and then its error, if any."""
     finish: Finish | None = None if part.failure is not None else part.finish
     if part.ids or finish is not None:
         output = Output(key, part.ids, part.logprobs, finish, tops=part.tops or None, extras=part.extras)

@@ -1,6 +1,6 @@
-"""llama-server's /tokenize and /apply-template (tools/server/server-context.cpp, b11434).
+"""The dialects of llama-server's /tokenize and /apply-template (tools/server/server-context.cpp, b11434).
 
-/detokenize is in `vllm/tokenize.py`, because both servers read the same requests.
+The dialect of /detokenize is in `vllm/tokenize.py`, because llama-server and vLLM use the same requests for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _relax = relaxed_by(PYDANTIC, dict.fromkeys(FLAGS, FLAG))
 
 
 class LlamaPiece(TypedDict):
-    """A token. `piece` is a list of bytes if the token ends in the middle of a character."""
+    """A token in a response. `piece` is its text, or a list of its bytes if it ends in the middle of a character."""
 
     id: Count
     piece: str | list[Count]

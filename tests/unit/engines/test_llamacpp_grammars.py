@@ -411,7 +411,7 @@ def nested(depth: int) -> Any:
         ({"type": "string", "pattern": "(?=a)b"}, "Lookahead is not supported"),
         (
             {"properties": {"a": {"pattern": "^a$"}}, "additionalProperties": True},
-            "does not enforce 'pattern' in a schema that has an object",
+            "does not enforce 'pattern' in a schema with an object",
         ),
     ],
 )

@@ -129,7 +129,7 @@ def test_ids_that_the_prompt_does_not_end_with_are_an_error(ids: list[int]) -> N
     with listening(*[(first, DONE)] * 3) as server, engine(server) as found:
         result = ask(found)
     assert result.error == "the sglang server sent an event that cannot be read"
-    assert "more token ids than its number of tokens" in result.error.log
+    assert "more token ids than it reports as its number of tokens" in result.error.log
 
 
 def test_stop_tokens_count_although_ignore_eos_makes_sglang_forget_them() -> None:
