@@ -14,7 +14,7 @@ class LineReader:
         maximum: maximum size of a line in bytes.
 
     Attributes:
-        rest: the beginning of the last line, whose end has not arrived.
+        partial: the beginning of the last line, whose end has not arrived.
     """
 
     def __init__(self, maximum: int) -> None:

@@ -27,7 +27,7 @@ class Failed(Exception):
     """A rule has failed.
 
     Attributes:
-        wanted: the expected response.
+        expected: the expected response.
         request, got: the request and the response, or "" if there was no request.
         late: whether the response was ended by the time limit `--timeout`.
     """

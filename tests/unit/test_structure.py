@@ -442,3 +442,55 @@ def test_workflows_and_hooks_run_what_is_there() -> None:
     tools = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in local["hooks"]}
     made = subprocess.run(["make", "-n", "lint"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {tool for tool in tools if f"/{tool}" not in made} == set()
+
+
+# -- documented attributes ---------------------------------------------------------------------------------------------
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """The names that a class defines, or that its methods set on `self` or `cls`."""
+    found = {
+        item.attr
+        for item in ast.walk(node)
+        if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store)
+        if isinstance(item.value, ast.Name) and item.value.id in ("self", "cls")
+    }
+    for item in node.body:
+        match item:
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Assign(targets=targets):
+                found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return found
+
+
+def documented(node: ast.ClassDef) -> Iterator[str]:
+    """The names below `Attributes:` in the docstring of a class."""
+    section = ""
+    for line in (ast.get_docstring(node) or "").splitlines():
+        if header := re.fullmatch(r"(\w+):", line):
+            section = header[1]
+        elif section == "Attributes" and (names := re.match(r"    (\w[\w, ]*): ", line)):
+            yield from re.split(r",\s*", names[1])
+
+
+def test_documented_attributes_exist() -> None:
+    classes = [
+        (path, node)
+        for package in (HANDLER, DEPLOY, PROOF)
+        for path in files(package)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    by_name: dict[str, list[ast.ClassDef]] = {}
+    for _, node in classes:
+        by_name.setdefault(node.name, []).append(node)
+
+    def known(node: ast.ClassDef, seen: frozenset[str] = frozenset()) -> set[str]:
+        names = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases} - seen
+        bases = [base for name in names for base in by_name.get(name, [])]
+        return members(node).union(*(known(base, seen | {node.name}) for base in bases))
+
+    checked = [(path, node, name) for path, node in classes for name in documented(node)]
+    assert len(checked) > 1000
+    assert not [f"{path}: {node.name}.{name}" for path, node, name in checked if name not in known(node)]
