@@ -128,7 +128,7 @@ def _format(value: Any, earlier: Transcriber) -> tuple[str, int]:
     if value is None:
         return earlier.kind, earlier.rate
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in _CODES:
+    if not isinstance(kind, str) or kind not in _CODES:
         raise EventError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
     if kind != "audio/pcm":
         return kind, 8000
