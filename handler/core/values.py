@@ -239,7 +239,13 @@ def keep_last(most: int | None) -> Truncation | None:
 
 
 class FieldNames(NamedTuple):
-    """Names of fields in the dialect of the client, for error messages."""
+    """Names of fields in the dialect of the client, for error messages and reports of fields without effect.
+
+    Attributes:
+        function: the path from a tool to the fields of its function.
+        parameters: the name of the JSON schema of a function's arguments.
+        without_reasoning: what a client sends to turn reasoning off.
+    """
 
     prompt: str = "inputs"
     max_new_tokens: str = "parameters.max_new_tokens"
@@ -250,6 +256,12 @@ class FieldNames(NamedTuple):
     logits: str = "parameters.outputs"
     dimensions: str = "dimensions"
     structured_output: str = "parameters.grammar"
+    function: str = ".function"
+    parameters: str = "parameters"
+    message_reasoning: str = "messages[].reasoning"
+    reasoning_effort: str = "reasoning_effort"
+    thinking_token_budget: str = "thinking_token_budget"
+    without_reasoning: str = "chat_template_kwargs with enable_thinking false"
 
 
 LMI_NAMES = FieldNames()

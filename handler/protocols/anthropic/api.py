@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
@@ -215,27 +214,6 @@ class AnthropicPing(TypedDict):
 MessageEvent = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | AnthropicMessageStop | AnthropicPing
 
 
-# -- Anthropic's names for the fields of a chat ------------------------------------------------------------------------
-
-
-_WORDS = (
-    (re.compile(r'tool_choice="required"'), 'tool_choice={"type": "any"}'),
-    (re.compile(r"(tools\[[0-9]*\])\.function\.parameters"), r"\1.input_schema"),
-    (re.compile(r"(tools\[[0-9]*\])\.function\."), r"\1."),
-    (re.compile(r"(?<![\w.])reasoning_effort\b"), "output_config.effort"),
-    (re.compile(r"messages\[\]\.reasoning\b"), "messages[].content[].thinking"),
-    (re.compile(r"(?<![\w.])thinking_token_budget\b"), "thinking.budget_tokens"),
-    (re.compile(r"chat_template_kwargs with enable_thinking false"), 'thinking {"type": "disabled"}'),
-)
-
-
-def in_anthropic_words(text: str) -> str:
-    """Return an error message or a field name in which Anthropic's names replace the names of chat fields."""
-    for pattern, replacement in _WORDS:
-        text = pattern.sub(replacement, text)
-    return text
-
-
 # -- Anthropic's errors, `{"type": "error", "error": {"type", "message"}}`, with its statuses --------------------------
 # Source: Anthropic's API reference, "Errors".
 
@@ -312,7 +290,7 @@ class AnthropicErrors(ErrorFormat):
 
     def body(self, error: ServingError) -> AnthropicError:
         """Return the body of an error response, which is also the data of an `error` event in a stream."""
-        message = in_anthropic_words(error.message)
+        message = error.message
         if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
             message = f"prompt is too long: {error.length} tokens > {error.most} maximum"
         elif isinstance(error, RefusedByEngine) and error.tells_overflow:

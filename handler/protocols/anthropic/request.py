@@ -22,7 +22,6 @@ from handler.protocols.anthropic.api import (
     AnthropicMessage,
     CompactionRefused,
     MessageEvent,
-    in_anthropic_words,
 )
 from handler.protocols.anthropic.compaction import (
     COMPACTION,
@@ -87,7 +86,7 @@ from handler.protocols.kernel.messages import (
     read_url,
     string_at,
 )
-from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
+from handler.protocols.kernel.parameters import STRICT, Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show, unread
 from handler.protocols.kernel.reply import PromptOnly, Reply
 from handler.protocols.kernel.schema import (
@@ -102,14 +101,14 @@ from handler.protocols.kernel.schema import (
 )
 from handler.protocols.kernel.stored import Wanted
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.request import CHAT, OpenAiDialect
+from handler.protocols.openai.request import CHAT, OPENAI_NAMES, OpenAiDialect
 
 
 @accepts(type="object", required=["type", "schema"])
 def _output_format(value: Any) -> StructuredOutput:
     """Read the format of the whole response, which the beta of structured outputs had at the top level of the body."""
     if not isinstance(value, dict) or value.get("type") != "json_schema" or "schema" not in value:
-        raise ValueError("must have a format with 'type': 'json_schema' and 'schema'")
+        raise ValueError("must be an object with 'type': 'json_schema' and 'schema'")
     only(value, "type", "schema")
     return json_schema(value["schema"])
 
@@ -132,7 +131,12 @@ def _output_config(value: Any) -> StructuredOutput | None:
         _check_budget(value[_BUDGET])
     if value.get("effort") is not None and value["effort"] not in EFFORTS:
         raise ValueError(f"must have an 'effort' that is one of {', '.join(EFFORTS)}")
-    return None if value.get("format") is None else _output_format(value["format"])
+    if value.get("format") is None:
+        return None
+    try:
+        return _output_format(value["format"])
+    except ValueError as error:
+        raise ValueError(f"has a 'format' that {error}") from None
 
 
 _BUDGET = "task_budget"
@@ -622,7 +626,7 @@ class AnthropicMessages(OpenAiDialect):
         ignored = self.unknown(body, context, *reader.unknown, *translator.unheeded, *unheeded_budget(body))
         keeping = make_keeping(sent_body, request_context.keeper) if self.computes else None
         chat = (translator.summary if summarizes else translator.chat)(reader.conversation())
-        ignored += [*map(in_anthropic_words, chat.ignored), *self.no_effect(body)]
+        ignored += [*chat.ignored, *self.no_effect(body)]
         chat = chat._replace(ignored=ignored)
         if summarizes:
             return self._respond(chat, thinking, keeping, signer=reader.signer)
@@ -843,10 +847,28 @@ def _summarizing(edits: ContextEdits, compact: Compact, translator: _Translator,
     return Summarizing(compact.threshold(length()), length, ask, translator.request_after, last_summary)
 
 
+_NAMES = OPENAI_NAMES._replace(
+    function="",
+    parameters="input_schema",
+    message_reasoning="messages[].content[].thinking",
+    reasoning_effort="output_config.effort",
+    thinking_token_budget="thinking.budget_tokens",
+    without_reasoning='thinking {"type": "disabled"}',
+)
+
+
 class _Chat(OpenAiChat):
     """The chat dialect with the parameters of Anthropic's messages and those translated from other fields."""
 
-    table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
+    field_names = _NAMES
+    table = Table(
+        {**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}},
+        translated={
+            "reasoning_effort": _NAMES.reasoning_effort,
+            "thinking_token_budget": _NAMES.thinking_token_budget,
+            STRICT: "tools[].strict",
+        },
+    )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import SSE
-from handler.core.values import Finish, Sampling, Token
+from handler.core.values import FieldNames, Finish, Sampling, Token
 from handler.protocols.assistant.events import CallStart, Event, EventParser, PlainText, Trimmed
 from handler.protocols.assistant.reasoning import ReasoningForm, ReasoningParser
 from handler.protocols.assistant.reasoning_families import Family, choose_family
@@ -189,8 +189,11 @@ class ResponseForm(NamedTuple):
             parser = PlainText()
         return None if parser is None else ResponseReader(parser, trims=self.trims, allowed=self.tools.allowed)
 
-    def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
+    def sampling(self, sampling: Sampling, context: ServerContext, names: FieldNames) -> Sampling:
         """Return sampling parameters that keep special tokens in the text if they enclose reasoning or tool calls.
+
+        Args:
+            names: the client's names for fields.
 
         Raises:
             InvalidParameter: the request limits the number of reasoning tokens, but reasoning cannot be recognized.
@@ -199,7 +202,7 @@ class ResponseForm(NamedTuple):
         if not shows and (budget := sampling.thinking_token_budget) is not None:
             cause = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
             reason = f"requires option.reasoning_parser with the name of the model's family{cause}"
-            raise InvalidParameter(f"thinking_token_budget={budget}: {reason}")
+            raise InvalidParameter(f"{names.thinking_token_budget}={budget}: {reason}")
         if context.vocabulary is None:
             return sampling
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()

@@ -440,8 +440,9 @@ class ReasoningForm:
         closing: tuple[int, ...] = ()
         try:
             if guided or budget is not None:
-                name = request.names.structured_output if guided else "thinking_token_budget"
-                closing = self._closing(sampling, name)
+                names = request.names
+                name = names.structured_output if guided else names.thinking_token_budget
+                closing = self._closing(sampling, name, names.without_reasoning)
         except InvalidParameter:
             if self._explicit or budget is not None:
                 raise
@@ -454,13 +455,17 @@ class ReasoningForm:
         )
         return request._replace(sampling=sampling)
 
-    def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
+    def _closing(self, sampling: Sampling, name: str, without_reasoning: str) -> tuple[int, ...]:
         """Return the token ids of the marker that ends reasoning.
+
+        Args:
+            name: the client's name for the field that needs the end of reasoning.
+            without_reasoning: what a client sends to turn reasoning off.
 
         Raises:
             InvalidParameter: the text after the reasoning cannot be generated separately.
         """
-        off = "send chat_template_kwargs with enable_thinking false"
+        off = f"send {without_reasoning}"
         if self._lacks:
             raise InvalidParameter(f"{name}: the model reasons before it answers, and {self._lacks}; {off}")
         for field in _COUNTED_ANEW:

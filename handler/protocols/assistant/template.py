@@ -10,7 +10,7 @@ from typing import Any
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
-from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.core.values import LMI_NAMES, PLAIN_TEMPLATE, FieldNames, TemplateOptions
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers import boolean
 from handler.protocols.kernel.schema import accepts
@@ -111,12 +111,16 @@ READERS = {
 
 
 def read_template(
-    values: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], context: ServerContext
+    values: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    context: ServerContext,
+    names: FieldNames = LMI_NAMES,
 ) -> tuple[TemplateOptions, list[str]]:
     """Return the options of the chat template, and the names of the fields that the template does not read.
 
     Args:
         values: the values that `READERS` have read, by name.
+        names: the client's names for fields.
 
     Raises:
         InvalidParameter: the options contradict each other or the messages.
@@ -139,9 +143,9 @@ def read_template(
     if "documents" in candidates and "documents" not in read:
         unread.append("documents")
     if level is not None and read.keys().isdisjoint(("reasoning_effort", "enable_thinking")):
-        unread.append("reasoning_effort")
+        unread.append(names.reasoning_effort)
     if has_reasoning and not any(knows(template, name) for name in REASONING_FIELDS):
-        unread.append("messages[].reasoning")
+        unread.append(names.message_reasoning)
     arguments = {
         name: value for name, value in {**defaults, **read, **client_arguments}.items() if knows(template, name)
     }

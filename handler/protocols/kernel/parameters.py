@@ -7,8 +7,8 @@ a value that the engine does not support is refused with an error that names the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -117,12 +117,22 @@ class ParsedParameters(NamedTuple):
     others: Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
+STRICT = "tools[].function.strict"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """The parameters of a dialect by name, and the path that contains them in a body."""
+    """The parameters of a dialect by name.
+
+    Attributes:
+        prefix: the path that contains the parameters in a body.
+        translated: the paths in a client's body of the fields that are translated to parameters, by the parameter's
+            name. That of `STRICT` is among them.
+    """
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
+    translated: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -131,8 +141,12 @@ class Table:
 
     def name_of(self, field: str) -> str:
         """Return the client's name for a field, which is the first parameter that sets it, or else the field itself."""
-        names = (f"{self.prefix}{name}" for name, item in self.parameters.items() if item.field == field)
+        names = (self.path_of(name) for name, item in self.parameters.items() if item.field == field)
         return next(names, field)
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a parameter in a client's body."""
+        return f"{self.prefix}{self.translated.get(name, name)}"
 
 
 @accepts(type="integer", minimum=-1, maximum=INT32)
@@ -463,7 +477,7 @@ def _read(
 def _fields(params: Mapping[str, Any], context: ServerContext, table: Table) -> Iterator[tuple[str, Any, NamedValue]]:
     """Yield each field that a parameter sets, with its value and the parameter."""
     for name, value in params.items():
-        parameter, sent = table.parameters[name], NamedValue(f"{table.prefix}{name}", value)
+        parameter, sent = table.parameters[name], NamedValue(table.path_of(name), value)
         try:
             result = parameter.read(value, context) if parameter.informed else parameter.read(value)
         except ValueError as error:
@@ -478,7 +492,7 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
 
     def sent(field: str) -> NamedValue:
         if field == "structured_output" and field not in names:
-            return NamedValue("tools[].function.strict", True)  # only strict tools set it without a parameter
+            return NamedValue(table.path_of(STRICT), True)  # only strict tools set it without a parameter
         return names.get(field) or NamedValue(table.name_of(field), getattr(sampling, field))
 
     def limit(field: str) -> str:

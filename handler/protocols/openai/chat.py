@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -18,7 +19,7 @@ from handler.protocols.kernel.context import GenerationDefaults, RequestContext,
 from handler.protocols.kernel.dialect import Description, ParsedRequest, prompt_request
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, ChatMessages, check_number, read_messages
-from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
+from handler.protocols.kernel.parameters import Parameter, ParsedParameters, read_sampled, request_shape
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
@@ -39,6 +40,7 @@ from handler.protocols.openai.api import (
 from handler.protocols.openai.request import (
     CHAT,
     MODEL,
+    OPENAI_NAMES,
     REASONS,
     STREAM,
     Choice,
@@ -408,7 +410,7 @@ class OpenAiChat(OpenAiDialect):
         whole: the framing of non-streaming responses.
         stream: the framing of streams.
         refusal: whether `logprobs` in responses has a `refusal` field, as in OpenAI's API.
-        prompt_field: the field of the client's body that contains the prompt.
+        field_names: the client's names for fields.
     """
 
     name = "openai_chat"
@@ -429,7 +431,7 @@ class OpenAiChat(OpenAiDialect):
     whole: Framing = JSON
     stream: Framing = SSE_DONE
     refusal = True
-    prompt_field = "messages"
+    field_names = OPENAI_NAMES
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         model = self.read_model(body, context, request_context)
@@ -457,7 +459,7 @@ class OpenAiChat(OpenAiDialect):
         model = self.read_model(body, context, request_context)
         check_number(conversation.media, context)
         fields = {**fields, "tool_choice": body.get("tool_choice")}  # the client's own value, for errors
-        tools = read_tools(tool_fields, context, body.get("tool_choice"))
+        tools = read_tools(tool_fields, context, body.get("tool_choice"), names=self.field_names)
         return self.build(fields, model, conversation, tools, context)
 
     def build(
@@ -478,11 +480,11 @@ class OpenAiChat(OpenAiDialect):
         messages, media, unknown = conversation
         framing, usage = self.read_framing(body, context)
         parameters, tools = self._read_parameters(body, tools, context)
-        template, unread = read_template(parameters.others, messages, context)
+        template, unread = read_template(parameters.others, messages, context, self.field_names)
         ignored = [*self.ignored(body, context, *unknown, *tools.unknown, *unread), *tools.unheeded]
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = response_form(tools, context, dict(template.arguments), prefix)
-        sampling = form.sampling(parameters.sampling, context)
+        sampling = form.sampling(parameters.sampling, context, self.field_names)
         messages, prompt_tools = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
         request = Request(
             "",
@@ -496,7 +498,7 @@ class OpenAiChat(OpenAiDialect):
             adapter=adapter,
             priority=parameters.others.get("priority", 0),
             fill_context=self.max_new_tokens(context) is None and "max_new_tokens" not in parameters.names,
-            names=names(self.prompt_field, parameters),
+            names=names(self.field_names, parameters),
         )
         for_tgi = name == _TGI
         format = self.format(
@@ -539,7 +541,7 @@ class OpenAiChat(OpenAiDialect):
                 name: entry._replace(field="") for name, entry in table.parameters.items() if name in _RESPONSE_RULES
             }
             checked["tool_choice"] = Parameter("structured_output", lambda value: rule)
-            table = Table({**table.parameters, **checked})
+            table = replace(table, parameters={**table.parameters, **checked})
         parameters = read_sampled(
             body,
             context,

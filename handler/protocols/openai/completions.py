@@ -59,6 +59,7 @@ from handler.protocols.openai.request import (
     CHAT,
     COMPLETIONS,
     MODEL,
+    OPENAI_NAMES,
     REASONS,
     STREAM,
     Choice,
@@ -231,6 +232,7 @@ MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together; with more, one client would block the engine
 
 _MAX_TOKENS = 16  # the default of OpenAI and vLLM
+_NAMES = OPENAI_NAMES._replace(prompt="prompt")
 COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
 """The example body in the OpenAPI document for all completion dialects, without `model`."""
 
@@ -296,7 +298,7 @@ class OpenAiCompletions(OpenAiDialect):
                 prompt_ids=None if isinstance(prompt, str) else prompt,
                 adapter=adapter,
                 priority=parameters.others.get("priority", 0),
-                names=names("prompt", parameters),
+                names=names(_NAMES, parameters),
             )
             for prompt in prompts
         )

@@ -452,19 +452,23 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 """The known fields of `stream_options`. `include_obfuscation` has no effect, because chunks are never padded."""
 
 
-def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names for fields, for use in the errors of later checks."""
+OPENAI_NAMES = FieldNames(
+    prompt="messages", stop_token_ids="stop_token_ids", bad_token_ids="bad_words", logit_bias="logit_bias"
+)
+
+
+def names(fields: FieldNames, parameters: ParsedParameters) -> FieldNames:
+    """Return the client's names for fields, for use in the errors of later checks.
+
+    Args:
+        fields: the names that do not depend on the request.
+    """
     ruled = parameters.sampling.structured_output is not None  # if no field requests it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":
         structured_output = "tools"
-    return FieldNames(
-        prompt=prompt,
-        max_new_tokens=parameters.names.get("max_new_tokens", "max_tokens"),
-        stop_token_ids="stop_token_ids",
-        bad_token_ids="bad_words",
-        logit_bias="logit_bias",
-        structured_output=structured_output,
+    return fields._replace(
+        max_new_tokens=parameters.names.get("max_new_tokens", "max_tokens"), structured_output=structured_output
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.readers import NamedValue, metadata
@@ -48,6 +48,8 @@ class NewItems(NamedTuple):
 
 class _ItemsReader(InputReader):
     """Checks items for a conversation."""
+
+    field = "items"
 
     def check(self, items: Sequence[Any]) -> None:
         """Check items in the same way as a request's input.
@@ -113,13 +115,10 @@ def read_items(
     if len(items) > MAX_ITEMS:
         raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MAX_ITEMS}")
     reader = _ItemsReader(context, RequestContext(owner=owner), calls)
-    try:
-        reader.check(items)
-    except (InvalidParameter, InvalidPayload) as error:
-        raise type(error)(_in_conversation_words(error.message)) from None
+    reader.check(items)
     check_ids(items, "items")
     names = [name for name in body if name not in ("items", "metadata")]
-    ignored = report_unknown([*names, *map(_in_conversation_words, reader.unknown)], body, context)
+    ignored = report_unknown([*names, *reader.unknown], body, context)
     return NewItems(with_ids(items), ignored)
 
 
@@ -157,8 +156,3 @@ def new_conversation(metadata: dict[str, str]) -> Conversation:
 
 def deleted_conversation(id: str) -> DeletedConversation:
     return {"id": id, "object": "conversation.deleted", "deleted": True}
-
-
-def _in_conversation_words(text: str) -> str:
-    """Return an error message or field name with `items` in place of `input`."""
-    return text.replace("input[]", "items[]")

@@ -42,6 +42,7 @@ from handler.protocols.kernel.messages import (
 )
 from handler.protocols.kernel.parameters import (
     ROWS,
+    STRICT,
     Parameter,
     Table,
     dialect_parameters,
@@ -63,7 +64,7 @@ from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, li
 from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items, too_long
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
+from handler.protocols.openai.request import CHAT, OPENAI_NAMES, OpenAiDialect, streaming
 from handler.protocols.responses import recorded
 from handler.protocols.responses.api import (
     CompactedResponse,
@@ -240,6 +241,7 @@ class InputReader(TurnsReader):
     """Reads the input of one request, and translates it to chat messages.
 
     Attributes:
+        field: the name of the field with the items, for reports of names without effect.
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
@@ -249,12 +251,14 @@ class InputReader(TurnsReader):
         calls: the types of calls that come before the items, by their ids, the latest last.
     """
 
+    field = "input"
+
     def __init__(
         self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = NO_CALLS
     ) -> None:
         super().__init__(context)
         self._request_context = request_context
-        self._parts = PartReader(context, "input[].content[]", self.unknown)
+        self._parts = PartReader(context, f"{self.field}[].content[]", self.unknown)
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
         self._read_items: Sequence[tuple[str, Any]] = ()  # items that the model reads
@@ -322,7 +326,7 @@ class InputReader(TurnsReader):
         if kind not in _ITEMS:
             reason = recorded.REFUSED.get(kind, f"the type must be {' or '.join(_ITEMS)}")
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {reason}")
-        self.unknown |= unread(item, "input[]", _ITEMS[kind])
+        self.unknown |= unread(item, f"{self.field}[]", _ITEMS[kind])
         if kind.endswith("_output"):
             return self._output(item, at)
         self._add_shown()
@@ -384,7 +388,7 @@ class InputReader(TurnsReader):
         field = "content" if item.get("content") else "summary"
         parts = item.get(field)
         if not parts and item.get("encrypted_content"):  # only OpenAI can decrypt it
-            self.unknown["input[].encrypted_content"] = None
+            self.unknown[f"{self.field}[].encrypted_content"] = None
         if parts:
             add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.{field}"))
 
@@ -429,7 +433,7 @@ class InputReader(TurnsReader):
         name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
         if len(text) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.{field} has {len(text)} characters; the maximum is {MAX_ARGUMENTS}")
-        value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
+        value = {field: text} if field == "input" else read_arguments(text, f"{self.field}[].arguments", self.unknown)
         self._calls[id] = item["type"]
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
 
@@ -803,7 +807,9 @@ _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "paral
 _SAME = (TABLE.parameters.keys() - _RENAMED.keys()) | _OF_CHAT.keys()
 """The fields that are passed to the chat unchanged."""
 
-_WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
+_NAMES = OPENAI_NAMES._replace(
+    prompt="input", function="", message_reasoning="input[].reasoning", reasoning_effort="reasoning.effort"
+)
 _ONLY = {"context": "auto", "mode": "standard"}
 """The fields of `reasoning` that have only one supported value. The chat template decides which reasoning it shows."""
 
@@ -825,7 +831,7 @@ FIELDS: Mapping[str, Shape] = {
     "context_management": nullable(listing({**_MANAGEMENT, "additionalProperties": NULL}, maxItems=1)),
     "reasoning": nullable(record({}, _REASONING, additionalProperties=NULL)),
 }
-_UNHEEDED = "tools[].function.strict"
+_UNHEEDED = "tools[].strict"
 """The field that the chat reader reports as ignored if nothing enforces the schemas of tools."""
 
 _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
@@ -879,22 +885,19 @@ class OpenAiResponses(OpenAiDialect):
         )
         translated = _translate(body, context, request_context)
         ignored = self.unknown(body, context, *translated.input.unknown, *translated.tools.ignored)
-        try:
-            head = read_head(body, context.generation, store=keeps, background=in_background)
-            if request_context.keeper and conversation_in(body):
-                head["conversation"] = ConversationName(id=conversation_in(body))
-            keeping = self._keeping(head, translated.input, request_context.keeper, stores=keeps or in_background)
-            if _UNHEEDED in translated.chat.ignored:
-                head["tools"] = [*map(without_strict, head["tools"])]
-                ignored += ["tools[].format"] if translated.tools.formats else []
-            ignored += [*map(_in_responses_words, translated.chat.ignored), *self.no_effect(body)]
-            translated = translated._replace(chat=translated.chat._replace(ignored=ignored))
-            summarizing = None
-            if threshold is not None and self.computes and translated.input.may_compact:
-                summarizing = _summarizing(threshold, body, translated.input, context, request_context)
-            return self._respond(translated, head, keeping, summarizing)
-        except (InvalidParameter, InvalidPayload) as error:
-            raise type(error)(_in_responses_words(error.message)) from None
+        head = read_head(body, context.generation, store=keeps, background=in_background)
+        if request_context.keeper and conversation_in(body):
+            head["conversation"] = ConversationName(id=conversation_in(body))
+        keeping = self._keeping(head, translated.input, request_context.keeper, stores=keeps or in_background)
+        if _UNHEEDED in translated.chat.ignored:
+            head["tools"] = [*map(without_strict, head["tools"])]
+            ignored += ["tools[].format"] if translated.tools.formats else []
+        ignored += [*translated.chat.ignored, *self.no_effect(body)]
+        translated = translated._replace(chat=translated.chat._replace(ignored=ignored))
+        summarizing = None
+        if threshold is not None and self.computes and translated.input.may_compact:
+            summarizing = _summarizing(threshold, body, translated.input, context, request_context)
+        return self._respond(translated, head, keeping, summarizing)
 
     def _keeping(
         self, head: ResponseHead, reader: InputReader, keeper: Keeper | None, *, stores: bool
@@ -987,15 +990,12 @@ def _translate(body: Mapping[str, Any], context: ServerContext, request_context:
     }
     if reader.compacts:
         fields["text"] = None  # the client's format is for the response, not for the summary
-    try:
-        chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
-        if reader.compacts and body.get("max_output_tokens") is None:
-            chat = chat._replace(request=of_bounded_length(chat.request))
-        if tools.formats:
-            chat = chat._replace(request=tools.named(chat.request, choice))
-        return _Translated(chat, reader, tools)
-    except (InvalidParameter, InvalidPayload) as error:
-        raise type(error)(_in_responses_words(error.message)) from None
+    chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
+    if reader.compacts and body.get("max_output_tokens") is None:
+        chat = chat._replace(request=of_bounded_length(chat.request))
+    if tools.formats:
+        chat = chat._replace(request=tools.named(chat.request, choice))
+    return _Translated(chat, reader, tools)
 
 
 def _check_names(body: Mapping[str, Any]) -> None:
@@ -1110,10 +1110,11 @@ class _Chat(OpenAiChat):
 
     table = Table(
         {name: parameter for name, parameter in TABLE.parameters.items() if name not in _RENAMED}
-        | {"reasoning_effort": CHAT.parameters["reasoning_effort"]}
+        | {"reasoning_effort": CHAT.parameters["reasoning_effort"]},
+        translated={"reasoning_effort": _NAMES.reasoning_effort, STRICT: _UNHEEDED},
     )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
-    prompt_field = "input"
+    field_names = _NAMES
 
 
 _CHAT = _Chat()
@@ -1130,10 +1131,3 @@ def _effort(reasoning: Any) -> Any:
         if reasoning.get(name) not in (supported, None):
             raise ValueError(f"{name!r} must be {supported}, the only supported value")
     return effort
-
-
-def _in_responses_words(text: str) -> str:
-    """Return an error message or a field name in which the names of this API replace the names of chat fields."""
-    for name, replacement in _WORDS.items():
-        text = text.replace(name, replacement)
-    return text

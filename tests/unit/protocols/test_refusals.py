@@ -214,3 +214,50 @@ def test_both_have_one_form(route: str, dialect: str, stream: bool) -> None:
     values = [json.loads(one.body.removeprefix(b"data:")) for one in (alone, together)]
     assert values[0] != values[1]
     assert form(values[0]) == form(values[1])
+
+
+# -- a refusal quotes the value as the client sent it, and names fields as the client's API does -----------------------
+
+
+WORDS = (
+    "reasoning_effort", "thinking_token_budget", "messages[].reasoning", "a].function.b", "tools[0].function.strict",
+    "input[].a", "chat_template_kwargs with enable_thinking false", 'tool_choice="required"',
+)  # fmt: skip
+
+
+@in_one_test("dialect", ["openai_chat", "openai_responses", "openai_responses_count", "anthropic_messages"])
+def test_a_refusal_quotes_the_value_that_was_sent(dialect: str) -> None:
+    refusals = 0
+    for name, word in itertools.product(DIALECTS[dialect].table.parameters, WORDS):
+        found = answer(dialect, {**DESCRIPTIONS[dialect].example, name: word}, context=SEEING)
+        text = json.loads(found.body)["error"]["message"] if found.status == 400 else ""
+        if text.startswith(f"{name}="):
+            assert text.startswith(f"{name}={json.dumps(word)}"), text
+            refusals += 1
+    assert refusals > 80
+
+
+TOOL = {"description": 5, "strict": "no"}
+
+
+@in_one_test(
+    ("dialect", "body", "path"),
+    [
+        ("openai_chat", {"tools": [{"type": "function", "function": {"name": "a", **TOOL}}]}, "tools[0].function."),
+        ("openai_responses", {"tools": [{"type": "function", "name": "a", **TOOL}]}, "tools[0]."),
+        ("openai_responses", {"tools": [{"type": "function", "name": "a", "parameters": 5}]}, "tools[0].parameters"),
+        ("anthropic_messages", {"tools": [{"name": "a", "input_schema": 5}]}, "tools[0].input_schema"),
+    ],
+)
+def test_a_refusal_names_the_fields_of_the_clients_api(dialect: str, body: dict[str, Any], path: str) -> None:
+    said_text = said(dialect, {**DESCRIPTIONS[dialect].example, **body})
+    assert path in said_text
+    assert path.endswith("function.") or ".function" not in said_text
+
+
+def test_an_output_format_is_refused_by_its_own_shape() -> None:
+    for value in ({"type": "text"}, 5):
+        own = said("anthropic_messages", {**DESCRIPTIONS["anthropic_messages"].example, "output_format": value})
+        assert "must be an object with 'type': 'json_schema' and 'schema'" in own
+        nested = {**DESCRIPTIONS["anthropic_messages"].example, "output_config": {"format": value}}
+        assert "has a 'format' that must be an object" in said("anthropic_messages", nested)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import StructuredOutput
+from handler.core.values import LMI_NAMES, FieldNames, StructuredOutput
 from handler.protocols.assistant.events import EventParser
 from handler.protocols.assistant.template import REASONING_FIELDS
 from handler.protocols.assistant.tools.formats import find, get_format
@@ -311,18 +311,21 @@ class Tools(NamedTuple):
         return self._replace(format=either, structured_output=ruled, unheeded=())
 
 
-def read_tools(body: Mapping[str, Any], context: ServerContext, sent: Any = None) -> Tools:
+def read_tools(
+    body: Mapping[str, Any], context: ServerContext, sent: Any = None, names: FieldNames = LMI_NAMES
+) -> Tools:
     """Read the `tools`, `tool_choice` and `parallel_tool_calls` of a body.
 
     Args:
         sent: the client's `tool_choice` for errors, if that of the body is translated from it. None if it is the same.
+        names: the client's names for fields.
 
     Raises:
         InvalidParameter: a field is invalid. The message names it.
     """
     if body.keys().isdisjoint(TOOL_FIELDS):
         return Tools()
-    tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")))
+    tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")), names)
     choice = NamedValue("tool_choice", body.get("tool_choice"))
     sent_choice = choice if sent is None else choice._replace(value=sent)
     parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
@@ -345,7 +348,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext, sent: Any = None
                 "tools: the model's chat template shows tool calls in an unknown format; "
                 "set option.tool_call_parser to the name of a format"
             )
-        return _with_strict(result._replace(format=format, notation=notation), strict)
+        return _with_strict(result._replace(format=format, notation=notation), strict, names)
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
     if notation is not None:
         rule = calls(notation, called, single=result.single or bool(name))
@@ -359,7 +362,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext, sent: Any = None
     return result._replace(structured_output=listed)
 
 
-def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
+def _with_strict(tools: Tools, strict: Collection[str], names: FieldNames) -> Tools:
     """Return tools with structured output for the tool calls of strict tools.
 
     If structured output cannot enforce the schemas, `strict` is reported as having no effect.
@@ -371,7 +374,7 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
         return tools
     notation = tools.notation
     if notation is None or not notation.mark:
-        return tools._replace(unheeded=["tools[].function.strict"])
+        return tools._replace(unheeded=[f"tools[]{names.function}.strict"])
     rule = calls_in_text(notation, tools.shown, strict, single=tools.single)
     return tools._replace(structured_output=_rule("with strict", lambda: structural_tag(rule, allows_text=True)))
 
@@ -446,14 +449,14 @@ def _choice(choice: NamedValue, names: Sequence[str], unknown: dict[str, None]) 
     return "named", name
 
 
-def _tools(tools: NamedValue) -> tuple[list[Mapping[str, Any]], set[str], dict[str, None]]:
+def _tools(tools: NamedValue, fields: FieldNames) -> tuple[list[Mapping[str, Any]], set[str], dict[str, None]]:
     """Return the tools, the names of the strict tools, and the paths of unknown names."""
     if tools.value is None:
         return [], set(), {}
     if not isinstance(tools.value, list) or len(tools.value) > MAX_TOOLS:
         raise tools.refused(f"must be a list of at most {MAX_TOOLS} tools")
     unknown = dict[str, None]()
-    result = [_tool(tool, f"tools[{index}]", unknown) for index, tool in enumerate(tools.value)]
+    result = [_tool(tool, f"tools[{index}]", unknown, fields) for index, tool in enumerate(tools.value)]
     names = [tool["function"]["name"] for tool in result]
     if len(set(names)) < len(names):
         raise InvalidParameter("tools: two tools have the same name")
@@ -461,20 +464,21 @@ def _tools(tools: NamedValue) -> tuple[list[Mapping[str, Any]], set[str], dict[s
     return result, strict, unknown
 
 
-def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
+def _tool(tool: Any, at: str, unknown: dict[str, None], fields: FieldNames) -> Mapping[str, Any]:
     """Return a tool in OpenAI's format with only the fields that the model sees."""
     function = _function(tool)
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
-    name = read_name(function.get("name"), f"{at}.function.name")
+    path = f"{at}{fields.function}"
+    name = read_name(function.get("name"), f"{path}.name")
     about, parameters = function.get("description"), function.get("parameters")
     if about is not None and not isinstance(about, str):
-        raise InvalidParameter(f"{at}.function.description: must be a string")
+        raise InvalidParameter(f"{path}.description: must be a string")
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidParameter(f"{at}.function.parameters: must be a JSON schema object")
+        raise InvalidParameter(f"{path}.{fields.parameters}: must be a JSON schema object")
     if not isinstance(function.get("strict"), bool | None):
-        raise InvalidParameter(f"{at}.function.strict: must be true or false")
-    unknown |= unread(tool, "tools[]", _TOOL) | unread(function, "tools[].function", _FUNCTION)
+        raise InvalidParameter(f"{path}.strict: must be true or false")
+    unknown |= unread(tool, "tools[]", _TOOL) | unread(function, f"tools[]{fields.function}", _FUNCTION)
     description = {} if about is None else {"description": about}
     return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from handler.core.text import Vocabulary
-from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
+from handler.core.values import LMI_NAMES, Delta, Finish, Request, Sampling, StructuredOutput, Token
 from handler.protocols.assistant.answer import describe_parsers, reasoning_family, response_form
 from handler.protocols.assistant.events import Arguments, CallStart, Event
 from handler.protocols.assistant.response_template.parsing import ResponseParser
@@ -364,9 +364,13 @@ def test_structured_output_has_none_of_the_templates_marks(
 def test_special_tokens_in_its_marks_are_shown_and_no_others() -> None:
     vocabulary = Vocabulary([b"<think>", b"</think>", b"<|im_end|>", b"<s>"], special={0, 1, 2, 3})
     context = replace(OWN, vocabulary=vocabulary)
-    assert response_form(Tools(), context).sampling(Sampling(), context).marks == {"<think>", "</think>", "<|im_end|>"}
+    assert response_form(Tools(), context).sampling(Sampling(), context, LMI_NAMES).marks == {
+        "<think>",
+        "</think>",
+        "<|im_end|>",
+    }
     rule = Sampling(structured_output=StructuredOutput("json", "{}"))
-    assert response_form(Tools(), context).sampling(rule, context).marks == {"<think>", "</think>"}
+    assert response_form(Tools(), context).sampling(rule, context, LMI_NAMES).marks == {"<think>", "</think>"}
 
 
 def test_thoughts_tokens_are_counted() -> None:
