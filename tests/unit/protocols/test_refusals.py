@@ -21,6 +21,7 @@ from handler.core.errors import (
 from handler.core.values import Task
 from handler.protocols import registry
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
+from handler.protocols.openai.request import OpenAiDialect
 from handler.protocols.openapi import DESCRIPTIONS
 from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE
 from tests.one_test import in_one_test
@@ -227,8 +228,9 @@ WORDS = (
 
 @in_one_test("dialect", ["openai_chat", "openai_responses", "openai_responses_count", "anthropic_messages"])
 def test_a_refusal_quotes_the_value_that_was_sent(dialect: str) -> None:
-    refusals = 0
-    for name, word in itertools.product(DIALECTS[dialect].table.parameters, WORDS):
+    refusals, reader = 0, DIALECTS[dialect]
+    assert isinstance(reader, OpenAiDialect)
+    for name, word in itertools.product(reader.table.parameters, WORDS):
         found = answer(dialect, {**DESCRIPTIONS[dialect].example, name: word}, context=SEEING)
         text = json.loads(found.body)["error"]["message"] if found.status == 400 else ""
         if text.startswith(f"{name}="):
