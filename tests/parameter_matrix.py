@@ -39,6 +39,8 @@ def _example(row: TableRow) -> tuple[Any, dict[str, Any]]:
     if shape["type"] == "boolean":
         return not neutral, beside
     limits: list[Any] = [shape.get(name, shape.get(f"exclusive{name.title()}")) for name in ("minimum", "maximum")]
+    if None in limits:
+        raise LookupError(f"{row.lmi}: has no lower or no upper bound, so write a value into _VALUES of {__file__}")
     least, most = limits
     middle, upper = (least + most) / 2, (least + 3 * most) / 4
     return upper if middle == neutral else middle, beside

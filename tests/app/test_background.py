@@ -286,21 +286,25 @@ def test_a_server_without_a_store_refuses() -> None:
 
 
 def test_limits() -> None:
-    limits = ("background_max=2", "background_timeout=1.5", "background_max_bytes=65536")
+    limits = ("background_max=2", "background_max_bytes=65536", "echo_tokens_per_second=400")
     options = [part for limit in limits for part in ("-o", f"option.{limit}")]
-    with serve(*MEMORY, *options, "-o", "option.echo_tokens_per_second=400") as server:
+    with serve(*MEMORY, *options) as server:
         first, second = (server.post(LONG, PATH, headers=ANN).json()["id"] for _ in range(2))
         third = server.post(LONG, PATH, headers=ANN)
         assert third.status_code == 429
         assert "option.background_max" in third.json()["error"]["message"]
         assert int(third.headers["retry-after"]) > 0
-        assert server.post(LONG, PATH, headers=BOB).status_code == 200
+        others = server.post(LONG, PATH, headers=BOB)
+        assert others.status_code == 200
         call(server, "POST", f"{first}/cancel")
         large = events_in(server.post({**LONG, "stream": True}, PATH, headers=ANN).text)
         assert large[-1]["type"] == "response.failed"
         assert "option.background_max_bytes" in large[-1]["response"]["error"]["message"]
         assert numbers(large) == list(range(len(large)))
-        late = poll(server, second)
+        call(server, "POST", f"{second}/cancel")
+        server.post({}, f"{PATH}/{others.json()['id']}/cancel", headers=BOB)
+    with serve(*MEMORY, *SLOW, "-o", "option.background_timeout=1") as server:
+        late = poll(server, server.post(LONG, PATH, headers=ANN).json()["id"])
         assert (late["status"], late["error"]["code"]) == ("failed", "server_error")
         assert "option.background_timeout" in late["error"]["message"]
 
