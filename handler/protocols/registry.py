@@ -331,7 +331,7 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
 
 
 def _reason_for(path: str, task: Task) -> str:
-    if reason := _REASONS.get(path) or _REASONS.get(f"/{path.split('/')[1]}"):  # such as /slots/0
+    if reason := _REASONS.get(path) or _REASONS.get(f"/{path.lstrip('/').partition('/')[0]}"):  # such as /slots/0
         return f": {reason}"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
