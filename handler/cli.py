@@ -16,6 +16,7 @@ from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, host, port
 from handler.core.errors import ConfigError, Problems
 from handler.core.package import install
+from handler.core.terminal import escaping
 from handler.launch import add_parser as add_launch
 from handler.models import add_parser as add_models
 
@@ -70,6 +71,7 @@ shell
 Each command has its own --help. The documentation begins in README.md."""
 
 
+@escaping()
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["deploy"]:  # a separate package that parses its own arguments

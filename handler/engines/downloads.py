@@ -31,7 +31,7 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 
 
 def is_inner_path(name: str) -> bool:
-    """Return whether a file name from another machine is a relative path that stays in the directory it is joined to."""
+    """Return whether a file name from another machine is a relative path that stays in the directory before it."""
     return name.isprintable() and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 

@@ -152,7 +152,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.(?i:gguf)$)\w[\w.-]*", re.ASCI
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.(?i:gguf))", re.ASCII)
 
 _CACHED = re.compile(r"""(?:W/)?"?[A-Za-z0-9](?:[A-Za-z0-9._+=-]{0,126}[A-Za-z0-9=])?"?""")
-"""Matches commits and ETags, by which huggingface_hub names files. Those of the hub have 40 or 64 hexadecimal digits."""
+"""Matches commits and ETags, by which huggingface_hub names files. The hub's have 40 or 64 hexadecimal digits."""
 
 _ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
