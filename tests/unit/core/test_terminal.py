@@ -44,4 +44,4 @@ def test_streams_are_escaped_once_and_restored(monkeypatch: pytest.MonkeyPatch) 
         assert terminal.unescaped(outer) is out
         print("\r", end="", file=terminal.unescaped(sys.stdout), flush=True)
     assert sys.stdout is out
-    assert out.buffer.getvalue() == rb"\u001b\u0007b" + b"\r"  # type: ignore[attr-defined]
+    assert out.buffer.getvalue() == rb"\u001b\u0007b" + b"\r"

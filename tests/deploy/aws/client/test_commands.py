@@ -339,14 +339,14 @@ def test_an_answer_is_escaped_on_a_terminal_and_elsewhere_as_it_came(
     monkeypatch.setattr("sys.stdout", out)
     with escaping():
         invoke._print(HOSTILE)
-    assert out.buffer.getvalue().decode() == printed  # type: ignore[attr-defined]
+    assert out.buffer.getvalue().decode() == printed
 
 
 def test_what_cannot_be_printed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr("sys.stdout", out)
     invoke._print("é日\ud83d")
-    assert out.buffer.getvalue() == b"\xe9??"  # type: ignore[attr-defined]
+    assert out.buffer.getvalue() == b"\xe9??"
 
 
 def test_half_a_character_in_an_answer(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
