@@ -33,11 +33,13 @@ _MEANT = {
 """Commands that users know from other programs, and the equivalent commands of `lmi`."""
 _MEANT_FLAGS = {
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "lmi serve OWNER/MODEL, or lmi serve OWNER/MODEL/FILE.gguf"),
-    **dict.fromkeys(("-c", "--ctx-size"), "--max-model-len"),
-    **dict.fromkeys(("-np", "--parallel"), "--max-rolling-batch-size"),
-    "--num-shard": "--tensor-parallel-degree",
+    "-m": "lmi serve MODEL",
+    "-a": "--served-model-name",
+    "-c": "--max-model-len",
+    "-np": "--max-rolling-batch-size",
+    **dict.fromkeys(("-ngl", "-t"), "--llama-server-args"),
 }
-"""Flags of `llama-server` and TGI, and what `lmi serve` takes instead."""
+"""Short flags of `llama-server`, and what `lmi serve` takes instead. `lead_of_flag` knows the long ones."""
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
