@@ -154,6 +154,10 @@ _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.(?i:gguf))", re.ASCII)
 _CACHED = re.compile(r"""(?:W/)?"?[A-Za-z0-9](?:[A-Za-z0-9._+=-]{0,126}[A-Za-z0-9=])?"?""")
 """Matches commits and ETags, by which huggingface_hub names files. The hub's have 40 or 64 hexadecimal digits."""
 
+_BESIDE = re.compile(r"mmproj|-(?!00001-)[0-9]{5}-of-[0-9]{5}\.")
+"""Matches GGUF files that are read beside another one: projectors, and later parts of a model."""
+_USUAL = "Q4_K_M"  # the quantization that llama.cpp prefers too
+
 _ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
 """Matches secrets that must be hidden: tokens, which a hub may include in its responses, and credentials in URLs."""
@@ -216,6 +220,21 @@ def download_gguf(name: str, file: str, revision: str | None, *beside: str) -> P
     if not path.is_file():
         raise ConfigError(f"{name} on the hub has no file {file!r}")
     return path
+
+
+def without_file(name: str, revision: str | None, reason: str) -> ConfigError:
+    """Return the error for the name of a hub model of which one GGUF file must be named. It lists these files."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    found: list[str] = []
+    check_responses()
+    with contextlib.suppress(HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        listed = HfApi().list_repo_files(name, revision=revision)
+        found = [file for file in sorted(listed) if gguf.is_gguf_name(file) and not _BESIDE.search(file)]
+    first = next((file for file in found if _USUAL in file.upper()), next(iter(found), "FILE.gguf"))
+    names = f"; its files are {', '.join(found)}" if len(found) > 1 else ""
+    return ConfigError(f"{reason}; name a GGUF file, such as {name}/{first}{beginning(names)}")
 
 
 def download(

@@ -122,7 +122,11 @@ def test_a_gguf_file_is_fetched_alone(fetch: Fetch) -> None:
     [
         ("someone/model", "nowhere", "'someone/model' here, and the model cannot be fetched from the hub"),
         ("someone/else", None, r"run: hf download someone/else --local-dir else; .* lmi serve \./else$"),
-        ("someone/files", None, r"name a GGUF file, such as someone/files/FILE\.gguf"),
+        (
+            "someone/files",
+            None,
+            r"such as someone/files/a\.Q4\.gguf; its files are a\.Q4\.gguf, b\.gguf$",
+        ),
         ("someone/files/c.gguf", None, "someone/files on the hub has no file 'c.gguf'"),
     ],
 )
