@@ -146,7 +146,8 @@ def _add_serve(commands: Any, *, flags: bool) -> None:
         help="a .gguf file, a model directory, or a name on the Hugging Face hub "
         "(owner/model, owner/model/file.gguf) (default: the demo model)",
     )
-    serve.add_argument("--host", type=host, default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    listening = "address to listen on (default: LMI_HOST, or 127.0.0.1)"
+    serve.add_argument("--host", type=host, default=os.environ.get("LMI_HOST") or "127.0.0.1", help=listening)
     serve.add_argument(
         "--port", type=port, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
     )

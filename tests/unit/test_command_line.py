@@ -429,3 +429,10 @@ def test_each_flag_of_another_server_that_is_known_leads_to_what_its_variable_do
 )
 def test_a_lead_says_what_to_use(flag: str, lead: str) -> None:
     assert lead_of_flag(flag).removeprefix("; ") == lead
+
+
+@pytest.mark.parametrize("command", ["bench", "conform", "launch", "replay"])
+def test_commands_that_call_a_server_say_where_its_key_goes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert re.search("LMI_API_KEY|--key", capsys.readouterr().out)

@@ -14,6 +14,7 @@ from handler.config.options import ENVIRONMENT, KNOWN, OPTIONS, images
 from handler.config.options.engine_arguments import NAMES, engine_arguments, shipped
 from handler.config.options.names import (
     SECRET,
+    SETTINGS,
     VARIABLES,
     find_option,
     key_of,
@@ -137,6 +138,8 @@ def describe(name: str, width: int | None = None) -> str:
         ConfigError: if there is no such option. The message suggests the nearest name.
     """
     name = _variable_of_flag(name) or name
+    if name in SETTINGS:
+        return f"{name}\n{_line(f'a variable of the environment: {SETTINGS[name]}', width)}"
     paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(images.VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
