@@ -26,7 +26,7 @@ from h2.exceptions import ProtocolError
 
 log = logging.getLogger("deploy.emulator")
 
-MOST_IDLE = 10_000
+MAX_IDLE = 10_000
 """Maximum number of frames without progress that a client may send, such as PING, SETTINGS, empty DATA and RST_STREAM.
 
 Each may cost a frame in reply, which waits in memory if the client does not read. Servers elsewhere allow 1,000 to
@@ -154,8 +154,8 @@ class Http2Connection(asyncio.Protocol):
         for event in events:
             self._handle(event)
             self._count(event)
-            if self._num_idle > MOST_IDLE:
-                log.info("HTTP/2: a connection is closed after %d frames without progress", MOST_IDLE)
+            if self._num_idle > MAX_IDLE:
+                log.info("HTTP/2: a connection is closed after %d frames without progress", MAX_IDLE)
                 return self._refuse()
         self._flush()
 

@@ -28,8 +28,8 @@ def escaped(text: str, encoding: str = "utf-8") -> str:
     return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _escape(sign: str) -> str:
-    units = sign.encode("utf-16-be", "surrogatepass")
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[index : index + 2].hex()}" for index in range(0, len(units), 2))
 
 

@@ -227,14 +227,14 @@ def without_file(name: str, revision: str | None, reason: str) -> ConfigError:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
-    found: list[str] = []
+    names: list[str] = []
     check_responses()
     with contextlib.suppress(HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError):
         listed = HfApi().list_repo_files(name, revision=revision)
-        found = [file for file in sorted(listed) if gguf.is_gguf_name(file) and not _BESIDE.search(file)]
-    first = next((file for file in found if _USUAL in file.upper()), next(iter(found), "FILE.gguf"))
-    names = f"; its files are {', '.join(found)}" if len(found) > 1 else ""
-    return ConfigError(f"{reason}; name a GGUF file, such as {name}/{first}{beginning(names)}")
+        names = [file for file in sorted(listed) if gguf.is_gguf_name(file) and not _BESIDE.search(file)]
+    first = next((file for file in names if _USUAL in file.upper()), next(iter(names), "FILE.gguf"))
+    others = f"; its files are {', '.join(names)}" if len(names) > 1 else ""
+    return ConfigError(f"{reason}; name a GGUF file, such as {name}/{first}{beginning(others)}")
 
 
 def download(
@@ -291,17 +291,17 @@ def check_responses() -> None:
     if hasattr(_http, "set_client_factory"):  # since 1.0
 
         def client() -> Any:
-            made = _http.default_client_factory()
-            made.event_hooks["response"].append(check_response)
-            return made
+            result = _http.default_client_factory()
+            result.event_hooks["response"].append(check_response)
+            return result
 
         _http.set_client_factory(client)
     else:
 
         def session() -> Any:
-            made = _http._default_backend_factory()
-            made.hooks["response"].append(lambda response, **more: check_response(response))
-            return made
+            result = _http._default_backend_factory()
+            result.hooks["response"].append(lambda response, **more: check_response(response))
+            return result
 
         _http.configure_http_backend(session)
 

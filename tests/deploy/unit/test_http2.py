@@ -272,8 +272,8 @@ FLOODS = {
 
 @pytest.fixture
 def most(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(http2, "MOST_IDLE", 500)
-    return http2.MOST_IDLE
+    monkeypatch.setattr(http2, "MAX_IDLE", 500)
+    return http2.MAX_IDLE
 
 
 def calmed(caller: Caller) -> None:
