@@ -6,10 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from handler.core.package import install
+from handler.core.terminal import escaping
 
 _EXTRA = ("aiohttp", "boto3", "botocore", "pydantic", "rich", "yaml")
 
 
+@escaping()
 def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
     """Run the command line. If a package from the extra `deploy` is missing, print how to install it."""
     try:

@@ -16,6 +16,7 @@ from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, host, port
 from handler.core.errors import ConfigError, Problems
 from handler.core.package import install
+from handler.core.terminal import escaping
 from handler.launch import add_parser as add_launch
 from handler.models import add_parser as add_models
 
@@ -32,11 +33,13 @@ _MEANT = {
 """Commands that users know from other programs, and the equivalent commands of `lmi`."""
 _MEANT_FLAGS = {
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "lmi serve OWNER/MODEL, or lmi serve OWNER/MODEL/FILE.gguf"),
-    **dict.fromkeys(("-c", "--ctx-size"), "--max-model-len"),
-    **dict.fromkeys(("-np", "--parallel"), "--max-rolling-batch-size"),
-    "--num-shard": "--tensor-parallel-degree",
+    "-m": "lmi serve MODEL",
+    "-a": "--served-model-name",
+    "-c": "--max-model-len",
+    "-np": "--max-rolling-batch-size",
+    **dict.fromkeys(("-ngl", "-t"), "--llama-server-args"),
 }
-"""Flags of `llama-server` and TGI, and what `lmi serve` takes instead."""
+"""Short flags of `llama-server`, and what `lmi serve` takes instead. `lead_of_flag` knows the long ones."""
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
@@ -70,6 +73,7 @@ shell
 Each command has its own --help. The documentation begins in README.md."""
 
 
+@escaping()
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["deploy"]:  # a separate package that parses its own arguments
@@ -142,7 +146,8 @@ def _add_serve(commands: Any, *, flags: bool) -> None:
         help="a .gguf file, a model directory, or a name on the Hugging Face hub "
         "(owner/model, owner/model/file.gguf) (default: the demo model)",
     )
-    serve.add_argument("--host", type=host, default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    listening = "address to listen on (default: LMI_HOST, or 127.0.0.1)"
+    serve.add_argument("--host", type=host, default=os.environ.get("LMI_HOST") or "127.0.0.1", help=listening)
     serve.add_argument(
         "--port", type=port, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
     )

@@ -275,7 +275,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     if served.context is not None and served.context < _MIN_CONTEXT:
         _say(
             f"the context length of {served.model} is {served.context} tokens, but an agent needs {_MIN_CONTEXT}; "
-            "increase option.max_model_len or use another model"
+            "use a model with a longer context, or increase option.max_model_len if it is below the model's own"
         )
     os.execvpe(words[0], words, {**os.environ, **variables})
 

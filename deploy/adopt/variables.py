@@ -337,9 +337,10 @@ def _classify(result: Variables, origin: str, raw: str, key: str, value: str, en
         return
     if option is None:
         unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-        result.unmapped.append(
-            (setting_text(origin, raw), f"{unknown.message}; the original container silently ignores it")
-        )
+        does = "silently ignores it"
+        if origin.startswith(images.VLLM):  # AWS's image passes it to `vllm serve` as an argument
+            does = "does not start, unless its vLLM has this argument"
+        result.unmapped.append((setting_text(origin, raw), f"{unknown.message}; the original container {does}"))
     elif refusal := _refusal(option, value, engine):
         result.unmapped.append((setting_text(origin, raw), refusal))
     elif no_effect := _no_effect(option, engine):

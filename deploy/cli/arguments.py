@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.cli.views import for_terminal
 from deploy.client import NotStarted, Patience, Predictor
 from deploy.client.runtime import boto_session
 from deploy.deployer.shadow import Share
@@ -247,7 +246,7 @@ def _read(text: str) -> str:
 
 
 def _print_retry(error: NotStarted, pause: float) -> None:
-    print(for_terminal(f"{error}; retrying in {pause:.0f} s", sys.stderr), file=sys.stderr)
+    print(f"{error}; retrying in {pause:.0f} s", file=sys.stderr)
 
 
 def url(text: str) -> str:

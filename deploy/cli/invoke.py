@@ -18,9 +18,9 @@ from deploy.cli.arguments import (
     parameters_of,
     predictor_of,
 )
-from deploy.cli.views import for_terminal
 from deploy.client import RequestFailed
 from deploy.client.predictor import Conversation
+from handler.core.terminal import unescaped
 
 _BIDIRECTIONAL = (
     "use InvokeEndpointWithBidirectionalStream; needs Python 3.12 and the extra `bidirectional-client`. With "
@@ -58,8 +58,15 @@ def _run(arguments: argparse.Namespace) -> int:
         output = accepted.wait()
     else:
         output = predictor.predict(body, **options)
-    print(for_terminal(output if isinstance(output, str) else json.dumps(output, ensure_ascii=False, indent=2)))
+    _print(f"{output if isinstance(output, str) else json.dumps(output, ensure_ascii=False, indent=2)}\n")
     return 0
+
+
+def _print(text: str) -> None:
+    """Print a part of a response: escaped on a terminal, and otherwise as it is, because a program reads it."""
+    out = sys.stdout if sys.stdout.isatty() else unescaped(sys.stdout)
+    encoding = out.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), end="", file=out, flush=True)
 
 
 # -- `lmi deploy stream`: send one request, and print the response as it arrives ---------------------------------------
@@ -83,7 +90,7 @@ def _stream(arguments: argparse.Namespace) -> int:
             return 0
         try:
             for piece in stream.text():
-                print(for_terminal(piece), end="", flush=True)
+                _print(piece)
         except RequestFailed:
             print()
             raise
@@ -164,13 +171,13 @@ def _print_response(conversation: Conversation, line: str, terminal: bool) -> No
     pieces = conversation.ask(line)
     try:
         for piece in pieces:
-            print(for_terminal(piece), end="", flush=True)
+            _print(piece)
     except KeyboardInterrupt:
         print(" ...", end="")
     except RequestFailed as error:
         if not terminal:
             raise
-        print(for_terminal(f"{error}\n{error.advice}".strip(), sys.stderr), file=sys.stderr)
+        print(f"{error}\n{error.advice}".strip(), file=sys.stderr)
     finally:
         pieces.close()  # type: ignore[attr-defined]
         print(flush=True)

@@ -11,7 +11,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from deploy.aws import as_deploy_error
-from deploy.cli.views import for_terminal
 from deploy.errors import DeployError
 from handler.core.command_line import Parser, add_installed
 
@@ -90,5 +89,5 @@ def add_commands(parser: argparse.ArgumentParser, command: str = "") -> None:
 
 
 def print_error(error: DeployError) -> int:
-    print(for_terminal(f"lmi deploy: {error}\n{error.advice}".rstrip(), sys.stderr), file=sys.stderr)
+    print(f"lmi deploy: {error}\n{error.advice}".rstrip(), file=sys.stderr)
     return error.status

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, components_of
 from deploy.cli.arguments import add_endpoint, add_flags
-from deploy.cli.views import for_terminal, live_progress, out, status_as_json, view
+from deploy.cli.views import live_progress, out, status_as_json, view
 from deploy.deployer.wait import wait_for
 from deploy.errors import NotThere, Refused
 from deploy.operations import logs
@@ -93,7 +93,7 @@ def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
 
 def show_line(line: logs.LogLine) -> None:
     at = datetime.fromtimestamp(line.at / 1000, timezone.utc).strftime("%H:%M:%S")
-    print(for_terminal(f"{at} {line.stream.rpartition('/')[2][-8:]} {line.text}"), flush=True)
+    print(f"{at} {line.stream.rpartition('/')[2][-8:]} {line.text}", flush=True)
 
 
 # -- `lmi deploy scale NAME N`, or `--min`, `--max`: set the number of instances or copies -----------------------------

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 import yaml
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -32,17 +33,28 @@ from deploy.resolve.prices import Prices
 from deploy.resources.resource import FAILED, MIXED, READY, Json, resolved
 from deploy.s3.upload import UploadProgress
 from handler.core.sizes import format_size
+from handler.core.terminal import escaped, unescaped
 
 _WIDE = 180  # width of a table in characters, without a terminal
 
 
 def out() -> Console:
-    return Console(emoji=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
+    return _Escaping(
+        emoji=False, markup=False, file=unescaped(sys.stdout), width=None if sys.stdout.isatty() else _WIDE
+    )
+
+
+class _Escaping(Console):
+    """A console that escapes the text between its colours, as `terminal.escaping` does elsewhere."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escaped(segment.text, self.encoding))
 
 
 def say(console: Console, line: str, style: str = "") -> None:
     """Print a line without interpreting markup and without wrapping it."""
-    console.print(for_terminal(line, console.file), style=style or None, markup=False, highlight=False, soft_wrap=True)
+    console.print(escaped(line, console.encoding), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 _WORD = 20  # maximum length of a word that a table does not break
@@ -50,7 +62,8 @@ _WORD = 20  # maximum length of a word that a table does not break
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
     """Return a table that does not break short words. `look` contains further arguments of rich's `Table`."""
-    result, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
+    result = Table(title_justify="left", caption_justify="left", **look)
+    rows = [[escaped(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     for index, column in enumerate(columns):
         lines = "\n".join([column, *(str(row[index]) for row in rows)]).splitlines()
         word = min(_WORD, max(len(word) for line in lines for word in [*line.split(), ""]))
@@ -94,36 +107,7 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
         if needed:
             raise Refused(f"{question} There is no terminal on which to ask.", "Pass --yes.")
         return True
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-# -- print generated text without executing its control characters -----------------------------------------------------
-
-
-_PRINTED = "\n\t"
-
-
-def for_terminal(text: str, to: IO[str] | None = None) -> str:
-    """Return the text in a form that is safe to print. On a terminal, control characters are made visible.
-
-    Args:
-        to: stream on which the text will be printed, or None for standard output.
-    """
-    to = to or sys.stdout
-    if to.isatty():
-        text = "".join(_visible(sign) for sign in text)
-    encoding = getattr(to, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding, "replace")
-
-
-def _visible(sign: str) -> str:
-    number = ord(sign)
-    if number < 0x20 and sign not in _PRINTED:
-        return chr(0x2400 + number)
-    # Delete, C1 controls, and controls of text direction.
-    if 0x7F <= number < 0xA0 or 0x202A <= number <= 0x202E or 0x2066 <= number <= 0x2069:
-        return "\N{REPLACEMENT CHARACTER}"
-    return sign
+    return input(escaped(f"{question} [y/N] ")).strip().lower() in ("y", "yes")
 
 
 # -- print or return as JSON how each component fits, and what the first copies need in total --------------------------

@@ -26,6 +26,13 @@ from h2.exceptions import ProtocolError
 
 log = logging.getLogger("deploy.emulator")
 
+MAX_IDLE = 10_000
+"""Maximum number of frames without progress that a client may send, such as PING, SETTINGS, empty DATA and RST_STREAM.
+
+Each may cost a frame in reply, which waits in memory if the client does not read. Servers elsewhere allow 1,000 to
+10,000 replies in their queue.
+"""
+
 Message = Mapping[str, Any]
 App = Callable[
     [Mapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
@@ -104,6 +111,7 @@ class Http2Connection(asyncio.Protocol):
         self._is_paused = False
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
         self._streams: dict[int, Stream] = {}
+        self._num_idle = 0  # frames since the last bytes of a body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -145,7 +153,27 @@ class Http2Connection(asyncio.Protocol):
             return self.transport.close()
         for event in events:
             self._handle(event)
+            self._count(event)
+            if self._num_idle > MAX_IDLE:
+                log.info("HTTP/2: a connection is closed after %d frames without progress", MAX_IDLE)
+                return self._refuse()
         self._flush()
+
+    def _count(self, event: object) -> None:
+        """Count a frame. Bytes of a body are progress, unless the client does not read the replies meanwhile."""
+        if isinstance(event, DataReceived) and event.data and not self._is_paused:
+            self._num_idle = 0
+        else:
+            self._num_idle += 1
+
+    def _refuse(self) -> None:
+        """End the connection of a client that floods it."""
+        with contextlib.suppress(ProtocolError):  # the client has ended the connection
+            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+        self._flush()
+        if self._is_paused:  # what waits would keep it open
+            return self.transport.abort()
+        self.transport.close()
 
     def _handle(self, event: object) -> None:
         if isinstance(event, RequestReceived):
@@ -170,8 +198,10 @@ class Http2Connection(asyncio.Protocol):
             stream.writable.set()
 
     def _begin(self, event: RequestReceived) -> None:
-        scope = _scope_of(event, self.transport.get_extra_info("sockname")[:2])
         id = event.stream_id
+        if len(self._streams) >= self._h2.local_settings.max_concurrent_streams:  # the client has reset some of them
+            return self._reset(id, ErrorCodes.REFUSED_STREAM)
+        scope = _scope_of(event, self.transport.get_extra_info("sockname")[:2])
         stream = self._streams[id] = Stream(self, id)
         stream.task = asyncio.ensure_future(self._run(id, scope, stream))
 
@@ -221,6 +251,7 @@ class Http2Connection(asyncio.Protocol):
                 break
             sent += len(part)
             self._h2.send_data(id, part, end_stream=last and sent == len(data))
+            self._num_idle = 0
             self._flush()
         self._flush()
         return sent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -156,7 +157,7 @@ def locate(model_id: str, expected: str = _ANY_KIND, *, parts: bool = False) -> 
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return ModelFiles("gguf", path)
     if not path.is_dir():
-        raise ConfigError(f"there is no model at {model_id!r}: expected {expected}")
+        raise ConfigError(f"there is no model at {model_id!r}: expected {expected}{_hub_name(model_id)}")
     if is_openvino(path):
         return ModelFiles("openvino", path)
     if (file := _gguf_of(path, parts=parts)) is not None:
@@ -167,6 +168,25 @@ def locate(model_id: str, expected: str = _ANY_KIND, *, parts: bool = False) -> 
         return ModelFiles("huggingface", path)
     below = "" if (lower := model_below(path)) is None else f"; {lower} contains a model: use that directory"
     raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
+
+
+_HUB = re.compile(
+    r"(?:(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/)(?:models/)?)?(?P<name>\w[\w.-]*/\w[\w.-]*)"
+    r"(?:/(?:(?:resolve|blob|tree)/[\w.-]+/?)?(?P<file>[\w./-]+\.gguf)?)?(?::(?P<quant>[\w.-]+))?(?:\?.*)?/?",
+    re.ASCII | re.IGNORECASE,
+)
+"""Matches names of hub models as other programs and browsers write them."""
+
+
+def _hub_name(model_id: str) -> str:
+    """Return the end of a message, with the name of a hub model as it is written here; "" if there is none."""
+    match = _HUB.fullmatch(model_id)
+    if match is None:
+        return ""
+    if match["quant"]:
+        return f"; for a hub's model, name the file of {match['quant']}: {match['name']}/FILE.gguf"
+    name = f"{match['name']}/{match['file']}" if match["file"] else match["name"]
+    return "" if name == model_id.rstrip("/") else f"; for a hub's model, write {name}"
 
 
 def find_gguf(model_id: str | None) -> Path | None:

@@ -33,6 +33,7 @@ from handler.config.options.names import (
 from handler.config.options.option import dotted_value, redacted
 from handler.core import text_files
 from handler.core.errors import Problem
+from handler.core.numbers import is_digits
 
 
 class Setting(NamedTuple):
@@ -211,6 +212,8 @@ def from_foreign_variables(
             yield Note(name, f"on SageMaker, clients cannot send a key; {KEYS} would require one")
             environ = {other: value for other, value in environ.items() if other != name}
     yield from unfamiliar(environ)
+    if is_digits(environ.get("LMI_PORT", "")):  # that of Kubernetes, for a service named lmi, has a scheme
+        yield Note("LMI_PORT", "`lmi serve --port` and SAGEMAKER_BIND_TO_PORT set it")
     for item in translate(environ, engine):
         if not isinstance(item, Own):
             yield item

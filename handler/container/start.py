@@ -30,6 +30,7 @@ from handler.container.supervisor import Address, run_as_init, supervise
 from handler.core.devices import DriverCheck, GpuDriver, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.log import captured, set_up
+from handler.core.terminal import escaping
 
 log = logging.getLogger("handler.container")
 
@@ -57,6 +58,7 @@ class Start(NamedTuple):
     supervised: Address | None
 
 
+@escaping()
 def main(argv: Sequence[str] | None = None) -> int:
     """Replace this process with the server, or run the server and return its exit status."""
     signal.signal(signal.SIGTERM, _exit)  # the kernel drops the signal for a process 1 without a handler

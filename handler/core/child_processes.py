@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from handler.core.terminal import unescaped
+
 SECONDS = 10.0
 """Number of seconds between progress lines if standard error is not a terminal."""
 
@@ -100,7 +102,7 @@ def _progress(doing: str) -> Iterator[Callable[[int], None]]:
     from rich.table import Column
 
     description = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-    columns, console = (SpinnerColumn(), TimeElapsedColumn(), description), Console(stderr=True)
+    columns, console = (SpinnerColumn(), TimeElapsedColumn(), description), Console(file=unescaped(sys.stderr))
     with Progress(*columns, console=console, transient=True, expand=True) as line:
         task = line.add_task(doing, total=None)
         yield lambda percent: line.update(task, description=f"{percent} % {doing}")

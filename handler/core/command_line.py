@@ -31,11 +31,13 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         hint: text that is appended to the error about an unknown flag. `{word}` is the name of the flag without dashes.
         meant: maps choices of other programs to the equivalent choices of this program.
+        lead: function that returns text for the error about an unknown flag, or "" to suggest the most similar flag.
         meant_flags: maps flags of other programs to what this program takes instead.
         rewrite: function that converts the words of a command line before argparse parses them.
     """
 
     hint = ""
+    lead: Callable[[str], str] = staticmethod(lambda flag: "")
     meant: Mapping[str, str] = MappingProxyType({})
     meant_flags: Mapping[str, str] = MappingProxyType({})
     rewrite: Callable[[Sequence[str]], Sequence[str]] = staticmethod(lambda words: words)
@@ -147,7 +149,8 @@ def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
         return f"unexpected arguments: {' '.join(words)}"
     name = flags[0].partition("=")[0]
     more = getattr(command, "hint", "").format(word=name.strip("-").replace("-", "_"))
-    return f"unknown flag {name}{hint_of(name.replace('_', '-'), command._option_string_actions)}{more}"
+    lead = getattr(command, "lead", str)(name) or hint_of(name.replace("_", "-"), command._option_string_actions)
+    return f"unknown flag {name}{lead}{more}"
 
 
 def hint_of(word: str, names: Iterable[str]) -> str:

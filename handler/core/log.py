@@ -18,6 +18,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.framing import is_json
+from handler.core.terminal import escaped, unescaped
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -112,7 +113,7 @@ def _only_handler(logger: logging.Logger) -> _Handler | None:
 
 
 def _configure(level: str, *, as_json: bool) -> None:
-    handler = _Handler(sys.stderr)
+    handler = _Handler(unescaped(sys.stderr))
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler])
 
@@ -165,12 +166,16 @@ def _escaped(line: str) -> str:
     return "".join(c if c < "\x7f" or c.isprintable() else json.dumps(c)[1:-1] for c in line).replace("\x7f", r"\u007f")
 
 
+def _safe(line: str) -> str:
+    return line if line.isprintable() else escaped(line)
+
+
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no parameter there
     """Writes each record at once, so that no line is lost when the process ends. The stream is line-buffered."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.stream.write(self.format(record) + self.terminator)
+            self.stream.write(_safe(self.format(record)) + self.terminator)
         except RecursionError:
             raise
         except Exception:
@@ -184,7 +189,7 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 
         second = int(now)
         with self.lock:
             milliseconds = int((now - second) * 1000)
-            line = f"{formatter.second_of(second)},{milliseconds:03d} INFO {name} {message}{self.terminator}"
+            line = f"{formatter.second_of(second)},{milliseconds:03d} INFO {name} {_safe(message)}{self.terminator}"
             try:
                 self.stream.write(line)
             except OSError:

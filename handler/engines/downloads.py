@@ -30,6 +30,11 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """Matches names of huggingface_hub's partial files, which are never resumed. Older releases use other names."""
 
 
+def is_inner_path(name: str) -> bool:
+    """Return whether a file name from another machine is a relative path that stays in the directory before it."""
+    return name.isprintable() and {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
 def fetch(download: Callable[..., Path | str], name: str, *arguments: Any) -> str:
     """Call `download(name, *arguments)` in another process, and return its result: a downloaded path, or a text.
 

@@ -26,6 +26,7 @@ from handler.core.child_processes import NO_SPACE
 from handler.core.errors import ConfigError
 from handler.core.package import install
 from handler.core.sizes import format_size
+from handler.engines.downloads import is_inner_path
 
 _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf", "*.GGUF")
@@ -266,7 +267,7 @@ def _listed(client: Any, source: _Source, only: Sequence[str]) -> list[_Object]:
     if not (objects or (tuple(only) == SETTINGS and num_listed)):
         raise ConfigError(f"{url}: {_empty(client, source)}")
     for item in objects:
-        if not item.name.isprintable() or not {"", ".", ".."}.isdisjoint(item.name.split("/")):
+        if not is_inner_path(item.name):
             raise ConfigError(f"{url}: the object's key {item.key!r} is not a valid file path")
     if not only:
         _check_model(url, [item.name for item in objects])

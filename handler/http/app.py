@@ -68,6 +68,8 @@ log = logging.getLogger("handler.server")
 _SHARE = 0.05  # share of the event loop's time for /metrics, of which a rendering takes milliseconds
 _MAX_CREDIT = 0.25  # seconds of CPU time that /metrics may save up
 
+_SERVER = "*"  # the target of a request about the whole server, with which a proxy checks it (RFC 9110, section 9.3.7)
+
 _TRANSFORM = 100
 """Maximum total size of the payloads that SageMaker batch transform sends concurrently, in megabytes."""
 
@@ -134,8 +136,9 @@ class App:
         self._exact: dict[str, ASGIApp] = {
             **dict.fromkeys(registry.PATHS, self._not_found),
             **{route.path: route.app for route in reversed(self.routes) if "{" not in route.path},
+            _SERVER: Endpoint({"OPTIONS": shows(lambda scope: {})}),
         }
-        self._checks = Checks(access, hosts, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
+        self._checks = Checks(access, hosts, {("GET", "/ping"), ("GET", "/health"), ("OPTIONS", _SERVER), *OPEN_PATHS})
         is_custom = handlers is not None or model.handle is not None
         self._inner: ASGIApp = CustomCode(handlers, model, self._route) if is_custom else self._route
         sockets.serve(model, self._inner)

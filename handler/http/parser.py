@@ -21,6 +21,11 @@ _MAX_REPEATED = 1 << 11  # maximum size of a head that is remembered, in bytes
 _MAX_DIGITS = 15  # maximum digits of its Content-Length
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 
+# A Host header is the host of a URI with an optional port (RFC 9110, section 7.2; RFC 3986, section 3.2.2).
+_HOST = re.compile(rb"(?:\[[\w:.%~-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
+_AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
+_ASTERISK = b"*"  # the target of a request about the whole server
+
 log = logging.getLogger("uvicorn.error")
 
 
@@ -116,6 +121,47 @@ def _expects_continue(field: tuple[bytes, bytes]) -> bool:
     return name == b"expect" and b"100-continue" in map(bytes.strip, value.lower().split(b","))
 
 
+def _parsed_target(method: bytes, target: bytes) -> Any:
+    """Return the parts of a request's target, as httptools does.
+
+    Raises:
+        BadRequest: the target is neither a path nor a URL, nor the asterisk of OPTIONS (RFC 9112, section 3.2).
+    """
+    if not target.startswith(_ASTERISK) or (method == b"OPTIONS" and target == _ASTERISK):
+        try:
+            return httptools.parse_url(target)
+        except httptools.HttpParserError:
+            pass
+    raise BadRequest("the request line must contain a path that begins with a slash, or a URL")
+
+
+def _check_host(headers: RawHeaders) -> None:
+    """Check the Host header, of which a proxy in front might use another one than this server (RFC 9112, section 3.2).
+
+    It may be missing, as from programs that check a server's health.
+
+    Raises:
+        BadRequest: the header is repeated or malformed.
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        raise BadRequest(f"the request has {len(hosts)} Host headers; send one")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise BadRequest("the Host header must be a host with an optional port, such as 127.0.0.1:8080")
+
+
+def _with_host(headers: RawHeaders, url: bytes) -> RawHeaders:
+    """Return the headers with the host of the URL in the request line, which replaces that of the Host header.
+
+    Raises:
+        BadRequest: the URL's host is malformed, or has the name of a user before it.
+    """
+    match = _AUTHORITY.match(url)
+    if match is None or not _HOST.fullmatch(match[1]):
+        raise BadRequest("the URL in the request line must have a host with an optional port")
+    return [*((name, value) for name, value in headers if name != b"host"), (b"host", match[1])]
+
+
 class RequestReceiver(Protocol):
     """What a connection does with the parts of its requests."""
 
@@ -183,9 +229,11 @@ class RequestParser:
         self._unparsed += len(data)
         try:
             self._parse(data)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
             if self._line_size() > _MAX_LINE:
                 raise LineTooLong from None
+            if isinstance(error.__context__, BadRequest):
+                raise error.__context__ from None
             if self.head_size <= MAX_HEAD:
                 log.warning("Invalid HTTP request received.")
                 raise BadRequest("this is not a valid HTTP request") from None
@@ -305,15 +353,19 @@ class RequestParser:
             self._offer = b""
         version = parser.get_http_version()
         is_current = version >= "1.1"
-        url = httptools.parse_url(self._url)
+        method = parser.get_method()
+        url = _parsed_target(method, self._url)
         raw_path = url.path or b"/"  # it is missing from an absolute URL without a path
+        _check_host(self._headers)
+        if url.schema:
+            self._headers = _with_host(self._headers, self._url)
         fields = dict(self._headers)
         length = fields.get(b"content-length", b"")
         self.num_left = int(length) if is_digits(length) else 0
         self.in_head = False
         self.in_body = True
         head = RequestHead(
-            method=parser.get_method().decode(),
+            method=method.decode(),
             path=unquoted(raw_path) if b"%" in self._url else raw_path.decode("ascii"),
             raw_path=raw_path,
             query=url.query or b"",

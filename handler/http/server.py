@@ -25,6 +25,7 @@ from handler.config.engines import ENGINES
 from handler.core import loop
 from handler.core.errors import ConfigError, Problem, Problems, Unavailable
 from handler.core.package import install
+from handler.core.terminal import unescaped
 from handler.core.values import Task
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
@@ -257,7 +258,8 @@ async def _serve(
         if state is State.CLOSED:
             server.stop()
         elif state is State.READY and not model.availability.engine.restarts:
-            print(f"{CLEAR}{times.ready(model)}", file=sys.stderr)
+            print(CLEAR, end="", file=unescaped(sys.stderr))
+            print(times.ready(model), file=sys.stderr)
             print(_greeting(listener, access, model, formatters), file=sys.stderr, flush=True)
 
     start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
@@ -471,6 +473,6 @@ async def _show(what: str) -> None:
     live = sys.stderr.isatty()
     for second in itertools.count():
         if live or second % 10 == 0:
-            start, end = ("\r", "") if live else ("", "\n")
-            print(f"{start}{what} ... {second} s", end=end, file=sys.stderr, flush=True)
+            print("\r" if live else "", end="", file=unescaped(sys.stderr))
+            print(f"{what} ... {second} s", end="" if live else "\n", file=sys.stderr, flush=True)
         await asyncio.sleep(1)

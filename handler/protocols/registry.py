@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -295,8 +296,19 @@ _LLAMA_PATHS = {
 }
 """Maps routes of llama-server to what a client can do instead."""
 
+_OLLAMA_PATHS = {
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show"), "/v1/models"),
+    "/api/version": "/info",
+}
+"""Maps routes of Ollama to those that do the same here."""
+
 _REASONS = {
     **_TEI_PATHS,
+    **{path: f"it is a route of Ollama's own; call {route} instead" for path, route in _OLLAMA_PATHS.items()},
     **{path: f"it is a route of llama-server's own; {instead}" for path, instead in _LLAMA_PATHS.items()},
 }
 
@@ -307,7 +319,7 @@ _FAMILIES: dict[str, ErrorFormat] = {
     "/v2/rerank": _RERANK.errors,
     "/v1": _COMPLETIONS.errors,
     "/v2": _TRITON.errors,
-    **dict.fromkeys(_LLAMA_PATHS, _COMPLETIONS.errors),
+    **dict.fromkeys((*_LLAMA_PATHS, *_OLLAMA_PATHS), _COMPLETIONS.errors),
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
 """Maps path prefixes to the error format of the dialect that they belong to. Longer prefixes come first."""
@@ -330,8 +342,15 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
     return next((errors.whole(error) for errors in families), None)
 
 
+_DOUBLED = re.compile(r"(/v[12])(?=\1(?:/|$))")
+
+
 def _reason_for(path: str, task: Task) -> str:
-    if reason := _REASONS.get(path) or _REASONS.get(f"/{path.split('/')[1]}"):  # such as /slots/0
+    if doubled := _DOUBLED.match(path):
+        return f": the base URL of the client ends with {doubled[1]} already; call {path[doubled.end() :][:64]}"
+    if path == "/v1":
+        return ": it is the base URL of clients; call a route below it, such as /v1/chat/completions"
+    if reason := _REASONS.get(path) or _REASONS.get(f"/{path.lstrip('/').partition('/')[0]}"):  # such as /slots/0
         return f": {reason}"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:

@@ -18,8 +18,10 @@ from handler.config.loader import Reading
 from handler.config.model_files import chat_template, read_json
 from handler.config.options import images
 from handler.core.errors import ConfigError, Problem, Problems, refuse
+from handler.core.sealing import read_sealer
 from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig
+from handler.engines.huggingface.chat_template import check_template
 from handler.plugins.aws import STANDARDS, check_handlers, script_of
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
@@ -28,10 +30,13 @@ from handler.protocols.assistant.tools.parsing import HF
 from handler.protocols.assistant.tools.request import AUTO, NONE
 from handler.protocols.kernel.context import GenerationDefaults
 from handler.protocols.kernel.parameters import MODEL_DEFAULTS
+from handler.serving.batches.store import check_batches
 from handler.serving.engine import check_replicas, choose_engine, served_task
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.tracing import find_exporter
+from handler.serving.request_log import check_log
 from handler.serving.sessions import sessions_root
+from handler.serving.stored_responses import check_store
 from handler.serving.user_code import adapters_at_start, handlers_home, model_py_directory, plugin_directories
 
 log = logging.getLogger("handler.launch")
@@ -40,8 +45,8 @@ log = logging.getLogger("handler.launch")
 def check(reading: Reading, directory: Path | None = None, *, handlers: bool = False) -> Problems:
     """Return all problems of a configuration that can be found before anything is downloaded, converted, loaded or run.
 
-    This covers the options, the session path, the replicas, the trace exporter, the syntax of user files, the engine
-    with its arguments and files, the adapters, and the media directory.
+    This covers the options, the directories that they name, the chat template, the replicas, the trace exporter, the
+    syntax of user files, the engine with its arguments and files, the adapters, and the media directory.
 
     Args:
         directory: directory of serving.properties, even if the file does not exist. The default is taken from
@@ -53,9 +58,13 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
     parts: list[Callable[[Config], object]] = [
         _check_max_adapters,
         sessions_root,
+        check_store,
+        check_batches,
+        check_log,
+        _check_sealer,
         check_replicas,
         _check_exporter,
-        chat_template,
+        _check_chat_template,
         functools.partial(_check_code, path, handlers),
         _check_tool_parser,
         media_rules,
@@ -114,6 +123,19 @@ def model_data_note(config: Config) -> str:
 
 def _check_max_adapters(config: Config) -> None:
     environment.max_adapters()
+
+
+def _check_sealer(config: Config) -> None:
+    read_sealer(config.compaction_key_file)
+
+
+def _check_chat_template(config: Config) -> None:
+    template = chat_template(config)
+    try:
+        check_template(template or "")
+    except ValueError as error:
+        key = "option.chat_template"
+        raise ConfigError(f"{config.where(key)}: {key}: the template is broken: {error}") from None
 
 
 def _check_exporter(config: Config) -> None:

@@ -6,10 +6,25 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from handler.core.framing import loads
+
+
+def check_directory(directory: Path) -> None:
+    """Check that files can be written to a directory, or that it can be created. Nothing remains there.
+
+    Raises:
+        OSError: files cannot be written.
+    """
+    existing = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, f"{existing} is not a writable directory") from None
 
 
 def open_database(path: Path | None, version: int, tables: str, always: str = "", *, wait: float) -> sqlite3.Connection:

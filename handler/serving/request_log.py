@@ -24,7 +24,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import dumps
 from handler.core.secrets import path_without_credentials, public_headers
-from handler.serving.database import close_lock_file, is_locked, open_lock_file
+from handler.serving.database import check_directory, close_lock_file, is_locked, open_lock_file
 
 log = logging.getLogger("handler")
 
@@ -312,13 +312,24 @@ def configured_log(config: Config) -> RequestLog | None:
     Raises:
         ConfigError: the directory cannot be used, or the size limits contradict each other.
     """
+    check_log(config)
     if config.capture_requests is None:
         return None
     directory = Path(config.capture_requests).absolute()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return RequestLog(directory, config)
+
+
+def check_log(config: Config) -> None:
+    """Check the options of the request log, without writing to its directory.
+
+    Raises:
+        ConfigError: the directory cannot be used, or the size limits contradict each other.
+    """
+    if config.capture_requests is None:
+        return
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError("it is not writable")
+        check_directory(Path(config.capture_requests).absolute())
     except OSError as error:
         reason = f"requests cannot be captured in this directory: {error.strerror or error}"
         message = f"{reason}; must be a directory that the server can write to"
@@ -326,4 +337,3 @@ def configured_log(config: Config) -> RequestLog | None:
     if config.capture_total_mb < config.capture_file_mb:
         least = f"must be at least option.capture_file_mb={config.capture_file_mb}"
         raise ConfigError(config.problem("option.capture_total_mb", config.capture_total_mb, least))
-    return RequestLog(directory, config)

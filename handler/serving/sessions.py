@@ -32,6 +32,7 @@ from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.readers import quote
 from handler.protocols.kernel.reply import PreparedDocument
+from handler.serving.database import check_directory
 
 log = logging.getLogger("handler")
 
@@ -315,9 +316,10 @@ def sessions_root(config: Config) -> Path | None:
         if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
             _refuse(config, root, "it was created by another user of this machine; set option.sessions_path")
             return None
-    existing = next(path for path in (root, *root.parents) if os.path.exists(path))
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        _refuse(config, root, f"{existing} is not a writable directory")
+    try:
+        check_directory(root)
+    except OSError as error:
+        _refuse(config, root, error.strerror or str(error))
         return None
     return root
 

@@ -255,9 +255,12 @@ def _describe(model: ServedModel) -> str:
         return "handle of model.py, without an engine"
     info, replicas = model.info, model.replicas
     assert info is not None, "a ready engine has an `info`"
+    limit = info.max_total_tokens
     count = f"{len(replicas)} replicas of " if replicas else ""
     computes = "" if info.device == "none" else f" on {info.device}, dtype {info.dtype}"  # echo does not
-    return f"{count}{info.name} {info.version}{computes}, {info.max_total_tokens} tokens"
+    option = model.config.max_model_len
+    lowered = f", as the model allows no more (option.max_model_len={option})" if option and option > limit else ""
+    return f"{count}{info.name} {info.version}{computes}, {limit} tokens{lowered}"
 
 
 @contextlib.asynccontextmanager

@@ -35,7 +35,7 @@ from handler.serving.background.tables import IN_PROGRESS, BackgroundTables
 from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
 from handler.serving.conversations import Conversations, ResponseTurn
-from handler.serving.database import load_json, open_database
+from handler.serving.database import check_directory, load_json, open_database
 
 log = logging.getLogger("handler")
 
@@ -796,12 +796,30 @@ def configured_store(config: Config) -> ResponseStore | None:
     """
     if not config.stores_responses:
         return None
-    setting = config.responses_store
-    directory = None if setting == "memory" else Path(setting).absolute()
+    with _refusing(config):
+        return ResponseStore(ResponseDatabase(_directory(config), config))
+
+
+def check_store(config: Config) -> None:
+    """Check the directory of the store, without writing to it.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+    """
+    if config.stores_responses and (directory := _directory(config)) is not None:
+        with _refusing(config):
+            check_directory(directory)
+
+
+def _directory(config: Config) -> Path | None:
+    return None if config.responses_store == "memory" else Path(config.responses_store).absolute()
+
+
+@contextlib.contextmanager
+def _refusing(config: Config) -> Iterator[None]:
     try:
-        database = ResponseDatabase(directory, config)
+        yield
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         message = f"responses cannot be stored in this directory: {reason}; must be off, memory or a directory"
-        raise ConfigError(config.problem("option.responses_store", setting, message)) from None
-    return ResponseStore(database)
+        raise ConfigError(config.problem("option.responses_store", config.responses_store, message)) from None

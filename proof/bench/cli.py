@@ -25,7 +25,10 @@ def add_parser(commands: Any) -> None:
         "bench", help="measure a server, or compare it with its engine", description=_DESCRIPTION
     )
     parser.add_argument(
-        "url", nargs="?", help="a running server, such as http://host:port (default: the server that --engine starts)"
+        "url",
+        nargs="?",
+        help="a running server, such as http://host:port (default: the server that --engine starts); if it "
+        "requires a key, set LMI_API_KEY in the environment",
     )
     parser.add_argument(
         "--engine",

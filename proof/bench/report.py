@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from handler.core.terminal import unescaped
 from proof.bench.client import Closed, Load, Result, percentiles
 from proof.bench.curves import Curve, Level
 from proof.bench.processes import Run
@@ -289,7 +290,7 @@ def progress_bar(steps: int) -> Iterator[Advance]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(file=unescaped(sys.stderr)), transient=True) as bar:
         task = bar.add_task("starting", total=steps)
         begun = 0
 

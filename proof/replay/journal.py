@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TextIO
 import orjson
 
 from handler.core.errors import ConfigError
+from handler.core.terminal import unescaped
 from proof.replay.comparison import CLASSES, Class, Finding, class_of
 from proof.replay.exchange import Request, Response, Times, Unreadable
 
@@ -321,8 +322,8 @@ class Progress:
         if now < self._reported + (_ON_TERMINAL if self._terminal else _ELSEWHERE):
             return
         self._reported = now
-        print(f"\r\033[K{self.line(now)}" if self._terminal else self.line(now), file=self._file, flush=True,
-              end="" if self._terminal else "\n")  # fmt: skip
+        self._clear()
+        print(self.line(now), file=self._file, flush=True, end="" if self._terminal else "\n")
 
     def line(self, now: float) -> str:
         done = self._journal.num_done
@@ -334,5 +335,8 @@ class Progress:
         return f"{done:,} requests, {rate:,.0f}/s: {counts}"
 
     def close(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         if self._terminal:
-            print("\r\033[K", file=self._file, end="", flush=True)
+            print("\r\033[K", file=unescaped(self._file), end="", flush=True)

@@ -85,6 +85,13 @@ def test_pages_that_the_code_names_exist() -> None:
     assert {(name, path) for name, path in named if name not in _OF_OTHERS and dead("README.md", name)} == set()
 
 
+@in_one_test("page", pages())
+def test_no_page_installs_a_package_that_nobody_owns(page: str) -> None:
+    """The package is on no registry, so that the line installs nothing, or what a stranger calls so."""
+    lines = [] if page == "CHANGELOG.md" else re.findall(r"install [^`\n|]*lmi-handler[\['\" ]", text(page))
+    assert lines == []
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     entries: list[str] = []
 

@@ -50,6 +50,7 @@ class Hub:
 
     url: str = ""
     asked: list[str] = field(default_factory=list)
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def environment(self, home: Path) -> dict[str, str]:
         """The variables with which a process asks this hub, and keeps what it fetches below `home`."""
@@ -67,14 +68,16 @@ def serve_hub(
     *,
     rate: int = 1 << 40,
     failures: Mapping[str, tuple[int, bytes]] = MappingProxyType({}),
+    headers: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Iterator[Hub]:
     """Serve models, each with its files by name.
 
     Args:
         rate: bytes a second of each file.
         failures: statuses and bodies of paths, by a part of them.
+        headers: headers instead of the hub's, of paths, by a part of them.
     """
-    hub = Hub()
+    hub = Hub(headers=headers)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub, models, rate, failures))
     with serving(server) as hub.url:
         yield hub
@@ -109,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             start = f"/{model}/resolve/{COMMIT}/"
             if self.path.startswith(start) and self.path.removeprefix(start) in files:
                 name = self.path.removeprefix(start)
-                return self.send(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"'})
+                return self.send(200, files[name], {"X-Repo-Commit": COMMIT, "ETag": etag(name.encode())})
         return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
 
     def describe(self, model: str, files: Mapping[str, bytes], what: str) -> None:
@@ -124,7 +127,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+        instead = next((found for part, found in self.hub.headers.items() if part in self.path), {})
+        for key, value in {**headers, **instead, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import yaml
 
 from handler.container.start import prepare
+from handler.http.sockets.readers import INVOKE_SOCKET, REALTIME
 from tests.app.server import serve
 from tests.environment import clean_environment
 from tests.examples.programs import EXAMPLES
@@ -19,6 +21,7 @@ from tests.joints.proxies import path_of
 from tests.servers import PATIENCE, free_port, http, wait_for
 
 HOSTING = EXAMPLES / "hosting"
+SOCKETS = (INVOKE_SOCKET, REALTIME)
 ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 2}, "stream": True}
 
 
@@ -60,9 +63,21 @@ def test_nginx_serves_the_site(tmp_path: Path) -> None:
             assert (found.status_code, len(found.text.splitlines())) == (200, 2)
             assert f"id={found.headers['x-request-id']} outcome=ok" in server.log
             assert http.get(url + "/metrics", headers=headers).status_code == 403
+            offer = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            for path in (*SOCKETS, "/v1/chat/completions", "/v1/responses", "/v1/completions", "/generate_stream"):
+                assert _handshake(port, path, offer) == 101, path
+            offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+            assert _handshake(port, "/v1/models", offer) == 200
         finally:
             nginx.terminate()
             nginx.wait(PATIENCE)
+
+
+def _handshake(port: int, path: str, offer: str) -> int:
+    key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer k\r\n"
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: llm.example.com\r\n{offer}{key}\r\n".encode())
+        return int(connection.recv(64)[9:12])
 
 
 def _status(url: str) -> int:

@@ -14,7 +14,9 @@ import pytest
 
 from deploy.cli.main import COMMANDS, add_commands
 from handler.cli import main, make_parser
-from handler.config.options import KNOWN
+from handler.config.options import KNOWN, VARIABLES_OF
+from handler.config.options.command_line import lead_of_flag
+from handler.config.options.names import VARIABLES
 from handler.core.command_line import Parser
 from handler.core.package import install
 
@@ -76,9 +78,9 @@ def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]
         (["serve", "--host", "[::1]:80"], r"usage: .*must not contain a port: write --host \[::1\] --port 80"),
         (["serve", "--host", "http://a"], "usage: .*--host: must be an address or a host name, such as 0.0.0.0"),
         (["serve", "-hf", "owner/model"], "usage: lmi serve .*no flag -hf here; use lmi serve OWNER/MODEL, or"),
-        (["serve", "demo", "--ctx-size", "100"], "usage: lmi serve .*no flag --ctx-size here; use --max-model-len"),
+        (["serve", "demo", "--ctx-size", "100"], "usage: lmi serve .*unknown flag --ctx-size; use --max-model-len"),
         (["serve", "-c=100"], "usage: lmi serve .*no flag -c here; use --max-model-len"),
-        (["serve", "--num-shard", "2"], "usage: lmi serve .*no flag --num-shard here; use --tensor-parallel-degree"),
+        (["serve", "--num-shard", "2"], "usage: lmi serve .*unknown flag --num-shard; use --tensor-parallel-degree"),
         (["options", "--engines", "vllm"], "usage: lmi options .*unknown flag --engines; did you mean --engine?"),
         (["options", "--engine", "vll"], "usage: lmi options .*invalid choice: 'vll'; did you mean vllm?"),
         (["bench", "--client", "3"], "usage: lmi bench .*unknown flag --client; did you mean --clients?"),
@@ -123,7 +125,7 @@ def test_a_command_of_deploy_imports_no_other_commands() -> None:
     program = "import sys; from deploy.cli.main import make_parser; make_parser('', 'invoke'); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     commands = {name for name in modules if name.startswith("deploy.cli.")}
-    assert commands == {f"deploy.cli.{name}" for name in ("arguments", "invoke", "main", "views")}
+    assert commands == {f"deploy.cli.{name}" for name in ("arguments", "invoke", "main")}
     assert not {"aiohttp", "proof.bench", "moto"} & {*modules}
 
 
@@ -390,3 +392,47 @@ def test_a_pipe_that_closes_is_no_failure() -> None:
     command = f'{sys.executable} -c "{code}" | head -1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+FOREIGN = {
+    f"--{name.removeprefix(prefix).lower().replace('_', '-')}": name
+    for group, prefix in {"aws-sglang": "SM_SGLANG_", "aws-llama-cpp": "SM_LLAMA_CPP_", "tgi": ""}.items()
+    for name in VARIABLES_OF[group]
+    if name.startswith(prefix)
+}
+
+
+def test_each_flag_of_another_server_that_is_known_leads_to_what_its_variable_does() -> None:
+    """A flag's name is that of its variable in each of these servers."""
+    known = make_parser(tools=False)
+    (commands,) = (action for action in known._actions if isinstance(action, argparse._SubParsersAction))
+    serve = commands.choices["serve"]
+    unknown = {flag: name for flag, name in FOREIGN.items() if flag not in serve._option_string_actions}
+    assert len(unknown) > 150
+    leads = {flag: lead_of_flag(flag) for flag in unknown}
+    assert [flag for flag, lead in leads.items() if not lead and not VARIABLES[unknown[flag]].unread] == []
+    named = {word for lead in leads.values() for word in re.findall(r"(?<=use )--[a-z-]+|(?<= of )--[a-z-]+", lead)}
+    assert {"--max-model-len", "--served-model-name", "--llama-server-args", "--max-input-len"} <= named
+    assert named - {*serve._option_string_actions} == set(), "what a lead names must be a flag"
+
+
+@pytest.mark.parametrize(
+    ("flag", "lead"),
+    [
+        ("--alias", "use --served-model-name"),
+        ("--max_total_tokens", "use --max-model-len"),
+        ("--n-gpu-layers", 'with the llamacpp engine, use --llama-server-args "--n-gpu-layers ..."'),
+        ("--temp", "use the field temperature of --override-generation-config"),
+        ("--jinja", "it has no equivalent here: this server does so anyway"),
+        ("--nosuch", ""),
+    ],
+)
+def test_a_lead_says_what_to_use(flag: str, lead: str) -> None:
+    assert lead_of_flag(flag).removeprefix("; ") == lead
+
+
+@pytest.mark.parametrize("command", ["bench", "conform", "launch", "replay"])
+def test_commands_that_call_a_server_say_where_its_key_goes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert re.search("LMI_API_KEY|--key", capsys.readouterr().out)

@@ -270,6 +270,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
         "handler.core.secrets",
         "handler.core.sizes",
         "handler.core.numbers",
+        "handler.core.terminal",
         "handler.core.text_files",
     }
 

@@ -14,6 +14,7 @@ from handler.config.options import ENVIRONMENT, KNOWN, OPTIONS, images
 from handler.config.options.engine_arguments import NAMES, engine_arguments, shipped
 from handler.config.options.names import (
     SECRET,
+    SETTINGS,
     VARIABLES,
     find_option,
     key_of,
@@ -137,6 +138,8 @@ def describe(name: str, width: int | None = None) -> str:
         ConfigError: if there is no such option. The message suggests the nearest name.
     """
     name = _variable_of_flag(name) or name
+    if name in SETTINGS:
+        return f"{name}\n{_line(f'a variable of the environment: {SETTINGS[name]}', width)}"
     paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(images.VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
@@ -151,8 +154,32 @@ def _variable_of_flag(name: str) -> str:
     """Return the variable for a flag of another server, such as NUM_SHARD for `num_shard`, or "" if there is none."""
     if any(find_option(key, engine) for key in (name, f"option.{name}") for engine in ("", *LLM_ENGINES)):
         return ""
-    variables = (f"{prefix}{name.upper()}" for prefix in ("", "LLAMA_ARG_"))
+    variables = (f"{prefix}{name.upper()}" for prefix in ("", *images.PREFIXES[::-1]))
     return next((variable for variable in variables if variable in VARIABLES), "")
+
+
+def lead_of_flag(flag: str) -> str:
+    """Return what to use instead of a flag of another server whose variable is known, or "" for any other flag."""
+    name = _variable_of_flag(flag.strip("-").replace("-", "_"))
+    line = VARIABLES.get(name)
+    if line is None or line.unread:
+        return ""
+    if line.heeded:
+        return f"; set {name} in the environment"
+    if line.flag:
+        words = line.flag if line.is_switch else f"{line.flag} ..."
+        return f'; with the llamacpp engine, use --llama-server-args "{words}"'
+    if line.refused or not line.owns:
+        return f"; it has no equivalent here: {line.refused or line.idle}"
+    field = f"the field {line.field} of " if line.field else ""
+    return f"; use {field}{' or '.join(dict.fromkeys(map(_flag_of, line.owns.values())))}"
+
+
+def _flag_of(variable: str) -> str:
+    """Return the flag for a variable, or the variable itself if it sets no option."""
+    key = key_of(variable)
+    flag = key.removeprefix("option.").replace("_", "-")
+    return f"--{flag}" if key in KNOWN or key in _flag_keys() else f"{variable} in the environment"
 
 
 def _foreign(name: str, width: int | None) -> list[str]:
@@ -275,6 +302,7 @@ class _Flag(argparse.Action):
 def add_flags(serve: Parser) -> None:
     """Add a flag for each option, and for each native argument of an engine."""
     serve.rewrite = _rewritten
+    serve.lead = lead_of_flag
     group = serve.add_argument_group("options", "every option of `lmi options` is also a flag; the most common flags:")
     taken = {*serve._option_string_actions}
     for key, is_switch in sorted(_flag_keys().items()):

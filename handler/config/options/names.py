@@ -102,12 +102,24 @@ def _similar(name: str, engine: str) -> Iterator[str]:
     yield from (f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare)
 
 
+SETTINGS: Mapping[str, str] = {
+    "LMI_API_KEY": "the API keys, separated by commas; commands that call a server send the first one",
+    "LMI_CACHE": "the directory for converted models and the demo model (default: ~/.cache/lmi-handler)",
+    "LMI_DEFAULT_MODEL": "the model that a container serves if no option names one",
+    "LMI_FRONT": "what serves HTTP in a container: djl or embedded",
+    "LMI_HOST": "the address to listen on, unless --host is given",
+    "LMI_LOG_FORMAT": "the format of the log: text or json (default: text)",
+    "LMI_LOG_LEVEL": "the level of the log: debug, info, warning or error (default: info)",
+    "LMI_SCRATCH": "the directory of a container for caches and DJL Serving's files (default: /tmp/lmi)",
+    "LMI_UNKNOWN_OPTIONS": "error refuses names of options that are unknown and not similar to a known one",
+}
+"""Variables LMI_X of the server, with their meanings."""
+
 LMI_VARIABLES = frozenset({
-    "LMI_API_KEY", "LMI_CACHE", "LMI_DEFAULT_MODEL", "LMI_FRONT", "LMI_HOST", "LMI_LOG_FORMAT", "LMI_LOG_LEVEL",
-    "LMI_SCRATCH", "LMI_UNKNOWN_OPTIONS",
+    *SETTINGS,
     "LMI_ACCEPT_AWS", "LMI_DEBUG_NODE", "LMI_ENGINE_MARKER", "LMI_LAUNCH_KEY", "LMI_REHEARSAL", "LMI_URL",
 })  # fmt: skip
-"""Variables LMI_X: first those of the server, then those of its tools, examples and base images."""
+"""Variables LMI_X: those of the server, and those of its tools, examples and base images."""
 
 _OF_KUBERNETES = re.compile(r"LMI_(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT(_[0-9]+_.+)?)")
 """Variables that Kubernetes sets in each container for a service whose name begins with `lmi`."""

@@ -104,6 +104,14 @@ class ChatTemplate:
         return str(self._template.render(variables))
 
 
+def check_template(source: str) -> None:
+    """Raise ValueError if a template has a syntax error, or uses a filter or a test that does not exist."""
+    try:
+        _environment().from_string(source)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"{error}{template_line(error)}") from None
+
+
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Remove fields that are null, and give the reasoning both names that templates read."""
     fields = {name: value for name, value in message.items() if value is not None}

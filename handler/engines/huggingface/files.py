@@ -67,11 +67,17 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files that transformers reads: `model.safetensors`, or else the files listed in the index."""
+    """Return the weight files that transformers reads: `model.safetensors`, or else the files listed in the index.
+
+    Raises:
+        ConfigError: the index lists a file outside the directory.
+    """
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
     weight_map = model_files.read_json(directory / _INDEX).get("weight_map")
     names = {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else ()
+    if outside := [name for name in sorted(names) if not downloads.is_inner_path(name)]:
+        raise ConfigError(f"{directory / _INDEX} lists {outside[0]!r}, which is not a file of this directory")
     return [directory / name for name in sorted(names)]
 
 
@@ -145,6 +151,13 @@ DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.(?i:gguf)$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.(?i:gguf))", re.ASCII)
 
+_CACHED = re.compile(r"""(?:W/)?"?[A-Za-z0-9](?:[A-Za-z0-9._+=-]{0,126}[A-Za-z0-9=])?"?""")
+"""Matches commits and ETags, by which huggingface_hub names files. The hub's have 40 or 64 hexadecimal digits."""
+
+_BESIDE = re.compile(r"mmproj|-(?!00001-)[0-9]{5}-of-[0-9]{5}\.")
+"""Matches GGUF files that are read beside another one: projectors, and later parts of a model."""
+_USUAL = "Q4_K_M"  # the quantization that llama.cpp prefers too
+
 _ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
 """Matches secrets that must be hidden: tokens, which a hub may include in its responses, and credentials in URLs."""
@@ -209,6 +222,21 @@ def download_gguf(name: str, file: str, revision: str | None, *beside: str) -> P
     return path
 
 
+def without_file(name: str, revision: str | None, reason: str) -> ConfigError:
+    """Return the error for the name of a hub model of which one GGUF file must be named. It lists these files."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    names: list[str] = []
+    check_responses()
+    with contextlib.suppress(HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        listed = HfApi().list_repo_files(name, revision=revision)
+        names = [file for file in sorted(listed) if gguf.is_gguf_name(file) and not _BESIDE.search(file)]
+    first = next((file for file in names if _USUAL in file.upper()), next(iter(names), "FILE.gguf"))
+    others = f"; its files are {', '.join(names)}" if len(names) > 1 else ""
+    return ConfigError(f"{reason}; name a GGUF file, such as {name}/{first}{beginning(others)}")
+
+
 def download(
     name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
 ) -> Path:
@@ -226,6 +254,7 @@ def download(
     from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
+    check_responses()
     if not sys.stderr.isatty():
         disable_progress_bars()
     for handler in logging.getLogger("huggingface_hub").handlers:
@@ -250,6 +279,59 @@ def download(
         if isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason:  # the status is in the cause
             reason = f"{cause} {reason}"
         raise _cannot_fetch(name, reason) from None
+
+
+def check_responses() -> None:
+    """Make huggingface_hub raise ValueError if a response contains a path outside the model's part of its cache.
+
+    The library joins paths from commits, ETags and file names as a hub or a mirror sends them.
+    """
+    from huggingface_hub.utils import _http
+
+    if hasattr(_http, "set_client_factory"):  # since 1.0
+
+        def client() -> Any:
+            result = _http.default_client_factory()
+            result.event_hooks["response"].append(check_response)
+            return result
+
+        _http.set_client_factory(client)
+    else:
+
+        def session() -> Any:
+            result = _http._default_backend_factory()
+            result.hooks["response"].append(lambda response, **more: check_response(response))
+            return result
+
+        _http.configure_http_backend(session)
+
+
+def check_response(response: Any) -> None:
+    """Raise ValueError if a hub's response contains a commit, an ETag or a file name that is not a path in the cache.
+
+    Args:
+        response: response of httpx or requests.
+    """
+    headers, request = response.headers, response.request
+    names = {"commit": headers.get("x-repo-commit")}
+    if request.method == "HEAD":  # the body may come from another server, whose ETag names no file
+        names |= {"ETag": headers.get("etag"), "linked ETag": headers.get("x-linked-etag")}
+    for kind, name in names.items():
+        if name is not None and not _CACHED.fullmatch(name):
+            raise ValueError(f"HF_ENDPOINT does not respond like a hub: {name!r} cannot be the {kind} of a file")
+    if "/api/" not in str(request.url) or "json" not in headers.get("content-type", ""):
+        return
+    if hasattr(response, "read"):  # httpx calls this function before it reads the body
+        response.read()
+    value = response.json()
+    entries = value.get("siblings") if isinstance(value, dict) else value
+    commit = value.get("sha") if isinstance(value, dict) else None
+    if commit is not None and not _CACHED.fullmatch(str(commit)):
+        raise ValueError(f"HF_ENDPOINT does not respond like a hub: {commit!r} cannot be a commit")
+    for entry in entries or ():
+        name = str(entry.get("path", entry.get("rfilename", "-")))
+        if not downloads.is_inner_path(name):
+            raise ValueError(f"the hub's file name {name!r} is not a valid file path")
 
 
 @contextlib.contextmanager

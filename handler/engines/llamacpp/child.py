@@ -26,7 +26,7 @@ from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.numbers import is_digits
 from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference
+from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetched, is_hub_reference, without_file
 from handler.engines.llamacpp import adapters, readable
 from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.parameters import check_pooling
@@ -140,9 +140,7 @@ def download(model_id: str, revision: str | None) -> Path:
         ConfigError: `model_id` names no file, the file does not exist, or the hub cannot be reached.
     """
     if (file := gguf_file(model_id)) is None:
-        raise ConfigError(
-            f"the llamacpp engine needs the name of a .gguf file on the hub, such as {model_id}/FILE.gguf"
-        )
+        raise without_file(model_id, revision, f"{model_id}: the llamacpp engine serves one file of a hub model")
     return download_gguf(*file, revision, gguf.parts_pattern(file[1]), PROJECTOR_PATTERN)
 
 

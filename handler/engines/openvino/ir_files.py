@@ -190,10 +190,8 @@ def download(model_id: str, revision: str | None) -> Path:
     if is_openvino(directory):
         return files.download(model_id, revision, without=(*files.OTHER_FORMATS, "*.safetensors", *files.TORCH))
     if not (directory / "config.json").is_file():
-        raise ConfigError(
-            f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
-            f"name a GGUF file, such as {model_id}/FILE.gguf"
-        )
+        reason = f"{model_id} on the hub has neither openvino_model.xml nor config.json"
+        raise files.without_file(model_id, revision, reason)
     fetched = bool(visible(directory, "*.safetensors"))  # if so, the model may also be converted already
     here = has_bert_config(directory) or not unknown(directory)
     if not fetched and not here and not converter_is_installed():

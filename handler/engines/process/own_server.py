@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
 
+from handler.core.terminal import escaped
 from handler.engines.process.supervisor import (
     descendants,
     end_with_process,
@@ -250,7 +251,7 @@ def _is_ready(fd: int, event: int, seconds: float = 0.0) -> bool:
 
 def _print(line: str) -> None:
     with suppress(OSError, ValueError):  # nobody will ever read it; the server's output must be read nevertheless
-        print(line, file=sys.stderr, flush=True)
+        print(escaped(line), file=sys.stderr, flush=True)
 
 
 def _read_lines(output: IO[bytes], read_line: Callable[[str], str], writer: LineWriter) -> None:

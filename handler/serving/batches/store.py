@@ -37,7 +37,7 @@ from handler.protocols.openai.batches import (
     no_batch,
     no_file,
 )
-from handler.serving.database import is_locked, load_json, open_database
+from handler.serving.database import check_directory, is_locked, load_json, open_database
 
 log = logging.getLogger("handler")
 
@@ -494,12 +494,28 @@ def configured_batches(config: Config) -> BatchStore | None:
     Raises:
         ConfigError: the directory cannot be used.
     """
-    setting = config.batches_store
-    if setting == "off":
+    if config.batches_store == "off":
         return None
+    with _refusing(config):
+        return BatchStore(Path(config.batches_store).absolute(), config)
+
+
+def check_batches(config: Config) -> None:
+    """Check the directory of the store, without writing to it.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+    """
+    if config.batches_store != "off":
+        with _refusing(config):
+            check_directory(Path(config.batches_store).absolute())
+
+
+@contextlib.contextmanager
+def _refusing(config: Config) -> Iterator[None]:
     try:
-        return BatchStore(Path(setting).absolute(), config)
+        yield
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         message = f"files cannot be stored in this directory: {reason}; must be off or a directory"
-        raise ConfigError(config.problem("option.batches_store", setting, message)) from None
+        raise ConfigError(config.problem("option.batches_store", config.batches_store, message)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,6 +101,18 @@ def test_routes_of_llama_servers_own_are_refused_by_name(server: LiveServer, pat
         message = found.json()["error"]["message"]
         assert path.removeprefix("/v1") in message
         assert " is not served here: it is a route of llama-server's own; " in message
+
+
+@in_one_test(("path", "route"), [
+    ("/api/chat", "/v1/chat/completions"), ("/api/generate", "/v1/completions"), ("/api/tags", "/v1/models"),
+    ("/api/embed", "/v1/embeddings"), ("/api/show", "/v1/models"), ("/api/version", "/info"),
+    ("/v1/v1/chat/completions", "/v1/chat/completions"), ("/v1/v1/models/a", "/v1/models/a"), ("/v1/v1", "/v1"),
+    ("/v2/v2/models/a/infer", "/v2/models/a/infer"), ("/v1", "/v1/chat/completions"), ("/v1/", "/v1/chat/completions"),
+])  # fmt: skip
+def test_routes_of_ollama_and_doubled_ones_lead_to_the_right_one(server: LiveServer, path: str, route: str) -> None:
+    for found in (http.post(server.url + path, json={}), http.get(server.url + path)):
+        assert found.status_code == 404
+        assert re.search(rf"(call|such as) {route}(?![\w/])", found.text), found.text
 
 
 def test_routes_have_llama_servers_other_names_too(server: LiveServer) -> None:

@@ -820,3 +820,11 @@ def test_the_fast_model_loader_s_prefix_is_told_to_have_no_model() -> None:
     ((name, why),) = variables(given, Container("lmi", "vllm", "0.33")).unmapped
     assert name == "OPTION_LOAD_FORMAT=sagemaker_fast_model_loader"
     assert "serve the model's original files" in why
+
+
+def test_what_an_unknown_variable_does_in_the_original_container_is_true() -> None:
+    """AWS's vLLM image passes each to `vllm serve`, which ends at an unknown argument; LMI ignores unknown options."""
+    [(_, of_vllm)] = variables({"SM_VLLM_MODEL": "a/b", "SM_VLLM_NOSUCH": "1"}, VLLM).unmapped
+    assert of_vllm.endswith("the original container does not start, unless its vLLM has this argument")
+    [(_, of_lmi)] = variables({"HF_MODEL_ID": "a/b", "OPTION_NOSUCH": "1"}, LMI).unmapped
+    assert of_lmi.endswith("the original container silently ignores it")

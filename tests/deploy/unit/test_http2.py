@@ -9,12 +9,14 @@ import logging
 import socket
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import h2.events
 import pytest
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
+from deploy.emulator import http2
 from deploy.emulator.http2 import Http2Connection
 from tests.deploy.doubles.bidirectional import Caller
 from tests.deploy.local.servers import Loop
@@ -29,6 +31,7 @@ class App:
         self.ended: list[tuple[str, str]] = []
         self.sent = 0
         self.connections: set[Http2Connection] = set()
+        self.released = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(scope)
@@ -66,6 +69,10 @@ class App:
 
     async def fail(self, receive: Any, send: Any) -> str:
         raise ValueError("a defect")
+
+    async def linger(self, receive: Any, send: Any) -> str:
+        await self.released.wait()
+        return "done"
 
     async def wait(self, receive: Any, send: Any) -> str:
         await asyncio.sleep(60)
@@ -244,3 +251,91 @@ def test_closing_ends_the_streams_and_says_so(loop: Loop, caller: Caller, app: A
     caller.wait(h2.events.ConnectionTerminated)
     with pytest.raises(EOFError):
         caller.wait(h2.events.DataReceived)
+
+
+# -- floods: what costs the client nothing, and a server without a limit memory and time -------------------------------
+
+
+def _frame(kind: int, payload: bytes, stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + payload
+
+
+FLOODS = {
+    "DATA": _frame(0, b"", 1),
+    "PRIORITY": _frame(2, b"\0\0\0\0\x01", 3),
+    "SETTINGS": _frame(4, b""),
+    "PING": _frame(6, bytes(8)),
+    "WINDOW_UPDATE": _frame(8, b"\0\0\0\x01"),
+    "unknown": _frame(99, b"x"),
+}
+
+
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(http2, "MAX_IDLE", 500)
+    return http2.MAX_IDLE
+
+
+def calmed(caller: Caller) -> None:
+    assert caller.wait(h2.events.ConnectionTerminated).error_code == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("frame", FLOODS.values(), ids=FLOODS)
+def test_frames_without_progress_end_the_connection(caller: Caller, app: App, frame: bytes, most: int) -> None:
+    assert caller.begin(path="/echo") == 1
+    for _ in range(2):  # bytes of a body are progress
+        caller.socket.sendall(frame * (most - 50))
+        caller.send(1, b"x")
+        assert next(caller.data(1)) == b"x"
+    with contextlib.suppress(OSError):
+        caller.socket.sendall(frame * (most + 50))
+    calmed(caller)
+    wait_for(lambda: app.ended == [("/echo", "disconnected")], 20, "the application goes on")
+
+
+def test_a_client_that_does_not_read_replies_is_left(loop: Loop, app: App, most: int) -> None:
+    """Not even bytes of a body are progress then."""
+    with serving(loop, app) as url, contextlib.closing(Caller(url)) as caller:
+        caller.begin(path="/refuse")
+        wait_for(lambda: bool(app.connections), 20, "there is no connection")
+        [connection] = app.connections
+        sizes = [0]
+        with contextlib.suppress(OSError):
+            while connection in app.connections:
+                caller.socket.sendall((FLOODS["PING"] * (most - 50) + _frame(0, b"x", 1)) * 4)
+                sizes.append(connection.transport.get_write_buffer_size())
+        assert max(sizes) < 1 << 20
+
+
+def test_streams_that_were_reset_count_while_they_run(loop: Loop, caller: Caller, app: App, most: int) -> None:
+    for _ in range(100):
+        caller.h2.reset_stream(caller.begin(path="/linger"), ErrorCodes.CANCEL)
+    caller.flush()
+    refused = caller.begin(path="/linger")
+    assert caller.wait(h2.events.StreamReset, refused).error_code == ErrorCodes.REFUSED_STREAM
+    wait_for(lambda: len(app.scopes) == 100, 20, "the requests do not begin")
+    with mock.patch.object(caller, "flush"):  # in one packet, as a closed connection would lose the last words
+        for _ in range(most // 2):
+            caller.h2.reset_stream(caller.begin(path="/linger"), ErrorCodes.CANCEL)
+    caller.flush()
+    calmed(caller)
+    assert len(app.scopes) == 100
+    loop.run(_set(app.released))
+    wait_for(lambda: len(app.ended) == 100, 20, "the requests do not end")
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
+def test_more_streams_than_announced_end_the_connection(caller: Caller, app: App) -> None:
+    """RFC 9113, sections 5.1.2 and 5.4.1."""
+    caller.wait(h2.events.RemoteSettingsChanged)
+    limit = caller.h2.remote_settings.max_concurrent_streams
+    assert limit == 100
+    caller.h2.remote_settings._settings[SettingCodes.MAX_CONCURRENT_STREAMS].append(1000)
+    caller.h2.remote_settings.acknowledge()
+    for _ in range(limit + 1):
+        caller.begin(path="/echo")
+    caller.wait(h2.events.ConnectionTerminated)
+    assert len(app.scopes) <= limit

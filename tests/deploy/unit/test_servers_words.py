@@ -13,10 +13,11 @@ from rich.console import Console
 
 from deploy.cli import operate
 from deploy.cli.main import print_error
-from deploy.cli.views import say
+from deploy.cli.views import out, say, table
 from deploy.errors import DeployError
 from deploy.operations import logs
 from deploy.preflight.checks import over_the_network
+from handler.core.terminal import escaping
 
 
 class Terminal(io.StringIO):
@@ -53,19 +54,23 @@ def test_a_redirect_of_a_registry_gets_no_token() -> None:
     assert (asked, stored) == (["Bearer token"], [None])
 
 
-@pytest.mark.parametrize("where", ["error", "advice", "log", "line"])
+@pytest.mark.parametrize("where", ["error", "advice", "log", "line", "table"])
 def test_a_terminal_gets_no_control_characters(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, said = Terminal(), "a\x1b]0;title\x07"
     monkeypatch.setattr("sys.stdout", terminal)
     monkeypatch.setattr("sys.stderr", terminal)
-    match where:
-        case "error":
-            print_error(DeployError(said))
-        case "advice":
-            print_error(DeployError("failed", said))
-        case "log":
-            operate.show_line(logs.LogLine(0, "AllTraffic/i-1", said))
-        case _:
-            say(Console(file=terminal, width=80, color_system=None), said)
-    assert "a␛]0;title␇" in terminal.getvalue()
+    monkeypatch.setenv("TERM", "dumb")  # without colours
+    with escaping():
+        match where:
+            case "error":
+                print_error(DeployError(said))
+            case "advice":
+                print_error(DeployError("failed", said))
+            case "log":
+                operate.show_line(logs.LogLine(0, "AllTraffic/i-1", said))
+            case "table":
+                out().print(table(["a"], [[said]]))
+            case _:
+                say(Console(file=terminal, width=80, color_system=None), said)
+    assert r"a\u001b]0;title" in terminal.getvalue()
     assert "\x1b" not in terminal.getvalue()

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from handler.cli import main
+from handler.cli import main, make_parser
 from handler.config.loader import read_config
 from handler.config.options import KNOWN, OPTIONS
 from handler.config.options.command_line import describe, listing, table
-from handler.config.options.names import variable
+from handler.config.options.names import SETTINGS, variable
 from handler.config.options.option import Gone
 from handler.config.sources import Setting, from_environment
 from handler.core.errors import ConfigError
@@ -179,3 +179,23 @@ def test_a_word_lists_the_options_that_have_it() -> None:
 
 def test_a_flags_name_is_an_options() -> None:
     assert listing(["max-model-len"]) == describe("max_model_len")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_servers_own_variables_are_described(name: str) -> None:
+    first, second = describe(name).splitlines()
+    assert (first, SETTINGS[name] in second) == (name, True)
+
+
+@pytest.mark.parametrize(("value", "told"), [("9000", True), ("tcp://10.0.0.1:80", False), ("", False)])
+def test_the_port_of_another_variable_is_told_unless_it_is_kubernetes(value: str, told: bool) -> None:
+    config = read_config(environ={"LMI_PORT": value}).config
+    assert any("LMI_PORT has no effect here" in line for line in config.warnings) is told
+
+
+def test_the_host_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_HOST", "0.0.0.0")
+    assert make_parser(tools=False).parse_all(["serve"]).host == "0.0.0.0"
+    assert make_parser(tools=False).parse_all(["serve", "--host", "127.0.0.1"]).host == "127.0.0.1"
+    monkeypatch.setenv("LMI_HOST", "")
+    assert make_parser(tools=False).parse_all(["serve"]).host == "127.0.0.1"

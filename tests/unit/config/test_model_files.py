@@ -311,3 +311,24 @@ def test_ids_outside_a_gguf_files_vocabulary_have_no_text(tmp_path: Path) -> Non
     path = tmp_path / "m.gguf"
     write_small(path, Kind.F16, keys={"tokenizer.ggml.padding_token_id": 1 << 30})
     assert "pad_token" not in tokenizer_config(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("Qwen/Qwen3-8B-GGUF:Q4_K_M", "name the file of Q4_K_M: Qwen/Qwen3-8B-GGUF/FILE.gguf"),
+        ("hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M", "name the file of Q4_K_M: Qwen/Qwen3-8B-GGUF/FILE.gguf"),
+        ("hf://Qwen/Qwen3-0.6B", "write Qwen/Qwen3-0.6B"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "write Qwen/Qwen3-0.6B"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "write Qwen/Qwen3-0.6B"),
+        ("https://hf.co/a/b-GGUF/resolve/main/sub/c.Q8_0.gguf?download=true", "write a/b-GGUF/sub/c.Q8_0.gguf"),
+        ("models/there-is-none", ""),
+        ("/models/there-is-none", ""),
+        ("there-is-none", ""),
+        ("a/b/c/there-is-none.gguf", ""),
+    ],
+)
+def test_a_hubs_name_in_the_words_of_others_is_told_in_ours(written: str, told: str) -> None:
+    with pytest.raises(ConfigError, match="there is no model at") as raised:
+        model_files.locate(written)
+    assert str(raised.value).partition("; for a hub's model, ")[2] == told

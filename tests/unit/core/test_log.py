@@ -115,7 +115,7 @@ write()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     lines = ended.stderr.split("\n")
-    assert [line[24:] for line in lines] == ["INFO handler.x a of 3\u2028"] * 3 + [""]
+    assert [line[24:] for line in lines] == [r"INFO handler.x a of 3\u2028"] * 3 + [""]
     assert all(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S") and line[19] == "," for line in lines[:-1])
     assert ended.stdout == "a of 3\u2028 20 {'b': 4}\n"
 

@@ -122,7 +122,11 @@ def test_a_gguf_file_is_fetched_alone(fetch: Fetch) -> None:
     [
         ("someone/model", "nowhere", "'someone/model' here, and the model cannot be fetched from the hub"),
         ("someone/else", None, r"run: hf download someone/else --local-dir else; .* lmi serve \./else$"),
-        ("someone/files", None, r"name a GGUF file, such as someone/files/FILE\.gguf"),
+        (
+            "someone/files",
+            None,
+            r"such as someone/files/a\.Q4\.gguf; its files are a\.Q4\.gguf, b\.gguf$",
+        ),
         ("someone/files/c.gguf", None, "someone/files on the hub has no file 'c.gguf'"),
     ],
 )
@@ -187,6 +191,53 @@ def test_what_a_hub_answers_instead_is_told_in_short(tmp_path: Path) -> None:
         assert re.search(wanted, told)
         assert len(told) < 800
         assert told.isprintable()
+
+
+OUTSIDE = ["../" * 9 + "outside", "/{home}/../outside", "..", "a/../../../../../../outside", "../" * 4 + "x/outside"]
+
+
+def test_no_answer_of_a_hub_names_a_file_outside_its_cache(tmp_path: Path) -> None:
+    """Commits, ETags and file names become paths there: each in turn is one that leads outside."""
+    home = tmp_path / "a" / "home"
+    models: dict[str, dict[str, bytes]] = {}
+    failures: dict[str, tuple[int, bytes]] = {}
+    headers: dict[str, dict[str, str]] = {}
+    for number, text in enumerate(OUTSIDE):
+        odd = text.format(home=home)
+        for header in ("ETag", "X-Linked-Etag", "X-Repo-Commit"):
+            models[name := f"someone/{header}{number}"] = {"config.json": b"{}"}
+            headers[f"{name}/resolve/"] = {header: f'"{odd}"' if "tag" in header.lower() else odd}
+        models[name := f"someone/away{number}"] = {"config.json": b"{}"}  # huggingface_hub notes what is not there
+        failures[f"{name}/resolve/"] = 404, b""
+        headers[f"{name}/resolve/"] = {"X-Repo-Commit": odd, "X-Error-Code": "EntryNotFound"}
+        models[name := f"someone/sha{number}"] = {"config.json": b"{}"}
+        failures[f"{name}/revision/"] = 200, json.dumps({"id": name, "sha": odd, "siblings": []}).encode()
+        headers[f"{name}/revision/"] = {"Content-Type": "application/json"}
+        models[name := f"someone/name{number}"] = {"config.json": b"{}", odd: b"{}"}
+    models["someone/plain"] = {"config.json": b"{}", "sub/x.json": b"{}"}
+    headers["someone/plain/resolve/"] = {"X-Linked-Etag": f'W/"{"b" * 64}"'}
+    with serve_hub(models, failures=failures, headers=headers) as hub:
+        ended = subprocess.run(
+            [sys.executable, "-c", DOWNLOADS, *models],
+            env={**clean_environment(), **hub.environment(home)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    *refused, plain = map(json.loads, ended.stdout.splitlines())
+    assert len(refused) == 6 * len(OUTSIDE)
+    assert [told for told in refused if not re.search("cannot be (the|a) |not a valid file path", told)] == []
+    assert (Path(plain) / "sub" / "x.json").read_bytes() == b"{}"
+    beside = {path for path in tmp_path.rglob("*") if home not in path.parents}
+    assert beside == {home, home.parent}
+    assert list(home.rglob("outside*")) == []
+
+
+def test_the_index_of_a_checkpoint_lists_only_its_own_files(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "part/1.safetensors", "b": "../x.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"lists '\.\./x\.safetensors', which is not a file of this directory"):
+        hub_module.weight_files(tmp_path)
 
 
 def test_no_message_shows_the_password_of_the_hubs_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,10 +208,14 @@ def test_it_is_off_by_default_and_refuses_what_it_cannot_use(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"capture_requests=.*file: requests cannot be captured in this directory"):
         configured(f"capture_requests={tmp_path / 'file'}")
     new = tmp_path / "directories" / "new"
+    with pytest.raises(ConfigError, match=r"capture_total_mb=9: must be at least option.capture_file_mb=10"):
+        configured(f"capture_requests={new}", "capture_total_mb=9", "capture_file_mb=10")
+    assert not new.parent.exists()
     for _ in range(2):  # the second time it is there
-        with pytest.raises(ConfigError, match=r"capture_total_mb=9: must be at least option.capture_file_mb=10"):
-            configured(f"capture_requests={new}", "capture_total_mb=9", "capture_file_mb=10")
-    assert new.stat().st_mode & 0o777 == 0o700
+        log = configured(f"capture_requests={new}")
+        assert log is not None
+        log.close()
+        assert new.stat().st_mode & 0o777 == 0o700
 
 
 def test_requests_of_djl_serving_are_captured(tmp_path: Path) -> None:

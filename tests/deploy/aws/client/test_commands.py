@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli import invoke
 from deploy.cli.main import main
-from deploy.cli.views import for_terminal
 from deploy.client import Predictor
+from handler.core.terminal import escaping
 from tests.deploy.aws.client.double import Answer, Double, fails, golden, model_answers, says, streams
 from tests.servers import PATIENCE
 
@@ -327,25 +328,25 @@ def test_ctrl_c_ends_an_answer_that_does_not_come(aws: Double) -> None:
 HOSTILE = "a\x1b]0;title\x07\x9b2J\r\x7f\u202eb\n\tc"
 
 
-class HostileTerminal(io.StringIO):
-    encoding = "utf-8"
+@pytest.mark.parametrize(("terminal", "printed"), [
+    (True, "a\\u001b]0;title\\u0007\\u009b2J\\u000d\\u007f\\u202eb\n\tc"), (False, HOSTILE),
+])  # fmt: skip
+def test_an_answer_is_escaped_on_a_terminal_and_elsewhere_as_it_came(
+    terminal: bool, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="")
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stdout", out)
+    with escaping():
+        invoke._print(HOSTILE)
+    assert out.buffer.getvalue().decode() == printed
 
-    def isatty(self) -> bool:
-        return True
 
-
-def test_control_characters_are_seen_on_a_terminal() -> None:
-    assert for_terminal(HOSTILE, HostileTerminal()) == "a␛]0;title␇\ufffd2J␍\ufffd\ufffdb\n\tc"
-
-
-def test_elsewhere_an_answer_is_as_it_came() -> None:
-    assert for_terminal(HOSTILE, io.StringIO()) == HOSTILE
-
-
-def test_what_cannot_be_printed_is_replaced() -> None:
-    assert for_terminal("a\ud83db") == "a?b"
-    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    assert for_terminal("é日", latin) == "é?"
+def test_what_cannot_be_printed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", out)
+    invoke._print("é日\ud83d")
+    assert out.buffer.getvalue() == b"\xe9??"
 
 
 def test_half_a_character_in_an_answer(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
