@@ -18,8 +18,8 @@ from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, ce
 DOCUMENT = ROOT / "docs" / "llamacpp.md"
 LEG = Leg([1], 5)
 BASE: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
-BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids"}
-"""Fields for which the engine chooses the length and the end of a completion."""
+BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty"}
+"""Fields for which the engine chooses the length, the end and the biases of a completion."""
 
 
 def render() -> str:
@@ -42,6 +42,8 @@ def test_what_is_not_refused_changes_the_request() -> None:
         assert completion(Sampling(**{**BASE, field: FIELD_VALUES[field]}), LEG, 64) != plain, field
     stops = Sampling(**BASE, stop_token_ids=(7,))
     assert completion(stops, LEG._replace(without_end=True), 64)["logit_bias"] == [[7, False]]
+    penalized = completion(Sampling(**BASE), LEG._replace(bias={7: -0.5}, frequency_penalty=0.25), 64)
+    assert (penalized["logit_bias"], penalized["frequency_penalty"]) == ([[7, -0.5]], 0.25)
     guides = {**GUIDES, "regex": "b"}  # the grammar of a choice is that of an expression too
     guided = [
         completion(Sampling(**BASE, structured_output=StructuredOutput(*guide)), LEG, 64) for guide in guides.items()
