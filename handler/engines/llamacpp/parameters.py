@@ -21,6 +21,7 @@ from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, dr
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.schema import schema_grammar
 from handler.engines.structured_output.characters import choice_of
+from handler.engines.structured_output.references import with_plain_references
 from handler.engines.structured_output.regex import regex_grammar
 
 _ALLOWED = 1000.0
@@ -250,7 +251,7 @@ def grammar(rule: StructuredOutput) -> Mapping[str, Any]:
         case "json_object":
             return {"json_schema": {"type": "object"}}
         case "json_schema":
-            schema = json.loads(rule.value)
+            schema = with_plain_references(json.loads(rule.value))
             written = schema_grammar(schema)
             return _gbnf(written.text) if written.unenforced else {"json_schema": schema}
         case "regex":

@@ -11,6 +11,7 @@ from jsonschema import Draft4Validator, Draft201909Validator, Draft202012Validat
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, completion, grammar
+from handler.engines.llamacpp.schema import schema_grammar
 from tests.docs.pages import ROOT, fill
 from tests.parameter_matrix import FIELD_VALUES
 from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, cell
@@ -109,6 +110,39 @@ def test_schemas_without_ignored_keywords(schema: Any) -> None:
 def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"(ignores|does not enforce) '{keyword}'"):
         grammar(StructuredOutput("json_schema", json.dumps({**A, **schema})))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "minLength": "x"}, "'minLength' in the schema must be a whole number of at least 0"),
+        ({"type": "string", "minLength": 1.5}, "'minLength' in the schema must be a whole number of at least 0"),
+        ({"type": "string", "maxLength": -1}, "'maxLength' in the schema must be a whole number of at least 0"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "'maxLength' in the schema is less than 'minLength'"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "'maxItems' in the schema is less than 'minItems'"),
+        ({"type": "array", "minItems": 2001}, "'minItems' in the schema must be at most 2000 for llama-server"),
+        ({"type": {}}, "'type' in the schema must be one of string, number"),
+        ({"type": "integer", "minimum": "5"}, "'minimum' in the schema must be a number"),
+        ({"type": "string", "pattern": 5}, "'pattern' in the schema must be a string"),
+        ({"type": "object", "properties": {"a": {}}, "required": [1]}, "'required' in the schema must be a list of"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_keyword_and_place(schema: Any, words: str) -> None:
+    for given, place in (
+        (schema, ""),
+        ({"type": "object", "properties": {"a b": {"type": "array", "items": schema}}}, " (at properties.a b.items)"),
+        ({"anyOf": [True, schema]}, " (at anyOf[1])"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)) as caught:
+            grammar(StructuredOutput("json_schema", json.dumps(given)))
+        assert str(caught.value).endswith(place) or not place
+        assert "(at" in str(caught.value) or not place
+
+
+def test_a_whole_number_may_have_a_point() -> None:
+    for name, kind in (("minLength", "string"), ("maxLength", "string"), ("minItems", "array"), ("maxItems", "array")):
+        point, whole = (schema_grammar({"type": kind, name: value}).text for value in (2.0, 2))
+        assert point == whole
 
 
 ENFORCED = {
