@@ -517,7 +517,7 @@ class _Run:
             self.slot.num_prompt, self.slot.num_decoded = len(body["prompt"]), len(self._ids)
             self._text += b"" if id in EOG else server.pieces[id]
             # It drafts neither the first nor the last token (`get_n_draft_max`).
-            if server.drafts and score and 1 < len(self._ids) and not 0 <= most <= len(self._ids):
+            if server.drafts and score and len(self._ids) > 1 and not 0 <= most <= len(self._ids):
                 score = {**score, "logprob": 0.0, "top_logprobs": []}
             if not cut_off(self._text):
                 self._scores.append(score)

@@ -35,7 +35,10 @@ _RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
 """The order of transformers. llama.cpp applies the temperature last by default, and other samplers before it."""
 
-_CONFLICT = "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on llama-server"
+_CONFLICT = (
+    "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on llama-server; "
+    "send repetition_penalty=1, or omit them"
+)
 
 _MAX_COUNTED = 1000.0
 """Maximum of a penalty for a token of the prompt that llama-server may apply and a bias may take back. 32-bit floats

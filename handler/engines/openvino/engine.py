@@ -136,7 +136,9 @@ class OpenVino(NoAdapters):
         begin = partial(self._begin, request.key, prompt, generation_config(sampling, self._eos), sampling)
         self._preparation.add(request, partial(self._start, request, begin))
 
-    def _start(self, request: EngineRequest, begin: Callable[[Scores | None, Any], None], scores: Scores | None) -> None:
+    def _start(
+        self, request: EngineRequest, begin: Callable[[Scores | None, Any], None], scores: Scores | None
+    ) -> None:
         if _is_penalized(request.sampling):
             self._penalties.add(request.key, partial(begin, scores))
         else:
@@ -410,8 +412,8 @@ def _penalties(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     if _is_penalized(sampling) and sampling.repetition_penalty != 1:
         raise Unsupported(
-            "repetition_penalty cannot be combined with presence_penalty or frequency_penalty on OpenVINO; "
-            "send only one kind"
+            "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on OpenVINO; "
+            "send repetition_penalty=1, or omit them"
         )
     return {name: getattr(sampling, name) for name in names}
 
@@ -455,10 +457,10 @@ _TABLE: Mapping[str, Rule] = {
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
-_WRONG_PENALTY = {
-    name: "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty"
-    for name in ("presence_penalty", "frequency_penalty")
-}
+_WRONG_PENALTY = dict.fromkeys(
+    ("presence_penalty", "frequency_penalty"),
+    "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty",
+)
 """Why models whose logits cannot be changed get no such penalties."""
 
 _CAPABILITIES = Capabilities(

@@ -1,6 +1,6 @@
 """Serves presence and frequency penalties with a second pipeline, because GenAI's own formula depends on the sign.
 
-GenAI subtracts these penalties from logits that are not negative, and adds them to all others (as measured with 2026.4).
+GenAI subtracts these penalties from logits that are not negative, and adds them to all others, as of 2026.4.
 The second pipeline adds a constant to all logits, so that none is negative. That changes no probability, and the 32-bit
 logits keep their differences to 3e-5. It is compiled from the same weights when it is first needed.
 """

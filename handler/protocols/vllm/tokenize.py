@@ -64,7 +64,7 @@ class VllmTokenize(Dialect):
 
 
 def without_special(request: Request, encode: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
-    """Tokenize a text without the special tokens that the tokenizer adds at the ends. This is an `edit` of a request."""
+    """Tokenize a text without the special tokens that the tokenizer adds at the ends. This is an `edit`."""
     prompt = encode(request)
     letter, special = encode(request._replace(prompt="a")).ids, prompt.vocabulary.special
     start, end = (sum(1 for _ in takewhile(special.__contains__, ids)) for ids in (letter, reversed(letter)))

@@ -400,8 +400,14 @@ def nested(depth: int) -> Any:
         ),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no integer within bounds that llama-server can enforce"),
         ({"type": "number", "exclusiveMinimum": True}, "'exclusiveMinimum' in the schema must be a number"),
-        ({"type": "array", "items": {}, "minItems": "1"}, "'minItems' in the schema must be a whole number of at least 0"),
-        ({"type": "array", "items": {}, "maxItems": -1}, "'maxItems' in the schema must be a whole number of at least 0"),
+        (
+            {"type": "array", "items": {}, "minItems": "1"},
+            "'minItems' in the schema must be a whole number of at least 0",
+        ),
+        (
+            {"type": "array", "items": {}, "maxItems": -1},
+            "'maxItems' in the schema must be a whole number of at least 0",
+        ),
         ({"prefixItems": [{}, {}], "maxItems": 1}, "exactly 2 items for a list of 2 schemas"),
         ({"prefixItems": [{}, {}], "minItems": 3}, "exactly 2 items for a list of 2 schemas"),
         (

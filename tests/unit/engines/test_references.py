@@ -75,7 +75,7 @@ def test_random_trees_of_references_mean_the_same() -> None:
     draw = random.Random(5)
     for _ in range(200):
         names = draw.sample(NAMES, 4)
-        parts = [{"const": name} for name in names[:2]]
+        parts: list[dict[str, Any]] = [{"const": name} for name in names[:2]]
         parts += [{"anyOf": [{"$ref": f"#/$defs/{pointer(draw.choice(names[:2]), encoded=True)}"}]} for _ in range(2)]
         definitions = dict(zip(names, parts, strict=True))
         last = f"#/$defs/{pointer(draw.choice(names), encoded=True)}" + "/anyOf/0" * draw.choice([0, 1])

@@ -380,7 +380,7 @@ def test_a_reverse_prompt_of_the_server_has_no_effect(server: LlamaServer, model
 
 def test_a_server_with_a_grammar_of_its_own_is_refused(server: LlamaServer, model: Path) -> None:
     server.grammar = "root ::= [0-9]+"
-    with pytest.raises(ConfigError, match="was started with --grammar, .*: start it without"), engine(model, server):
+    with pytest.raises(ConfigError, match=r"was started with --grammar, .*: start it without"), engine(model, server):
         pass
 
 
