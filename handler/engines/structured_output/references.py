@@ -67,7 +67,7 @@ class _Copies:
             self._num_characters += len(json.dumps(target))
             if self._num_characters > _MAX_COPIED:
                 raise ValueError(
-                    "the schema's references with escaped names or indices lead to too large definitions; use plain ones"
+                    "the schema's references with escaped names or indices lead to too much; use plain ones"
                 )
             taken = {*self._root.get("$defs", {}), *self.definitions}
             name = next(name for number in range(len(taken) + 1) if (name := f"definition{number}") not in taken)

@@ -63,7 +63,7 @@ def test_what_refers_to_itself_stays_finite_and_data_stays_as_it_is() -> None:
 
 def test_large_definitions_are_refused_and_deep_schemas_are_left_to_others() -> None:
     many = {f"{number}/": {"$ref": f"#/$defs/{number + 1}~1", "default": "x" * 9000} for number in range(50)}
-    with pytest.raises(ValueError, match="too large definitions"):
+    with pytest.raises(ValueError, match="lead to too much"):
         with_plain_references({"$defs": many, "$ref": "#/$defs/0~1"})
     deep: Any = {}
     for _ in range(5000):
