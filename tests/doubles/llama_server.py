@@ -291,7 +291,7 @@ class LlamaServer:
 
     async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if body.get("response_fields") == ["generation_settings/grammar"]:  # a question, and no work
-            await _write(writer, 200, {"grammar": self.grammar})
+            await _write(writer, 200, {"generation_settings/grammar": self.grammar})
             return
         self.received.append(body)
         if self.scripts:

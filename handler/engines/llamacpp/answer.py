@@ -12,7 +12,7 @@ import orjson
 from handler.core.event_stream import StreamEvent
 from handler.core.values import NO_EXTRAS, Finish
 from handler.engines.base import Alternatives, EngineRequest, first_stop
-from handler.engines.llamacpp.parameters import Leg, Penalties, completion
+from handler.engines.llamacpp.parameters import GRAMMAR, Leg, Penalties, completion
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
@@ -249,7 +249,7 @@ def check_free(data: bytes) -> None:
         Failed: the server was started with a grammar, which requests cannot take back.
     """
     with contextlib.suppress(ValueError, AttributeError):
-        if orjson.loads(data).get("grammar"):
+        if orjson.loads(data).get(GRAMMAR):
             flags = "--grammar, --grammar-file, --json-schema or --json-schema-file"
             raise Failed(f"was started with {flags}, which constrains all responses", "start it without", lasts=True)
 

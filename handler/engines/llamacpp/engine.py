@@ -78,15 +78,26 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         model = await super().model_at(url)
         await self._check_tokenizer(url, loaded)
         if self._child is None and not self._states[url].is_free:
-            with contextlib.suppress(asyncio.TimeoutError):  # its slots are busy; it is asked again later
-                asked = self._client.post(f"{root(url)}/completion", SETTINGS)
-                check_free(await asyncio.wait_for(asked, _ASK_SECONDS))
-                self._states[url].is_free = True
+            await self._check_flags(url)
         if self._serves_adapters:
             data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
             self._states[url].adapters = LoadedAdapters.read(data)
         self._states[url].projector = await self._complete_projector(url, model.projector)
         return model
+
+    async def _check_flags(self, url: str) -> None:
+        """Check that the flags of a server do not constrain all responses. If its slots are busy, it is asked later.
+
+        Raises:
+            Failed: they do, or the server computes no responses.
+        """
+        asked = self._client.post(f"{root(url)}/completion", SETTINGS)
+        with contextlib.suppress(asyncio.TimeoutError):
+            try:
+                check_free(await asyncio.wait_for(asked, _ASK_SECONDS))
+            except Refused as error:
+                raise Failed(str(error), error.words) from None
+            self._states[url].is_free = True
 
     async def _check_tokenizer(self, url: str, loaded: Awaitable[tuple[Pieces, Probe]] | None) -> None:
         """Compare the server's tokenizer with that of the model's files.

@@ -167,10 +167,13 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     return {**_FIXED, **beside, **progress, **arguments(_TABLE, sampling, leg)}
 
 
+GRAMMAR = "generation_settings/grammar"
+"""The field of a response with the grammar that applied to it."""
+
 SETTINGS: Mapping[str, Any] = {
     **_FIXED,
     **{"prompt": [0], "n_predict": 1, "stream": False, "cache_prompt": False},
-    "response_fields": ("generation_settings/grammar",),
+    "response_fields": (GRAMMAR,),
 }
 """The body for /completion that gets the grammar that applies to requests without one."""
 
