@@ -86,15 +86,15 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         return model
 
     async def _check_flags(self, url: str) -> None:
-        """Check that the flags of a server do not constrain all responses. If its slots are busy, it is asked later.
+        """Check that the flags of a server do not constrain all responses. If its slots are busy, repeat this later.
 
         Raises:
             Failed: they do, or the server computes no responses.
         """
-        asked = self._client.post(f"{root(url)}/completion", SETTINGS)
+        request = self._client.post(f"{root(url)}/completion", SETTINGS)
         with contextlib.suppress(asyncio.TimeoutError):
             try:
-                check_free(await asyncio.wait_for(asked, _ASK_SECONDS))
+                check_free(await asyncio.wait_for(request, _ASK_SECONDS))
             except Refused as error:
                 raise Failed(str(error), error.words) from None
             self._states[url].is_free = True

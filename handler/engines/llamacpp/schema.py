@@ -59,7 +59,7 @@ gap ::= " "
 """
 
 
-class Misplaced(ValueError):
+class Unconvertible(ValueError):
     """A subschema cannot be converted. The message says where it stands."""
 
 
@@ -114,14 +114,14 @@ class SchemaGrammar:
         """Return a GBNF element for a subschema, which can be repeated or combined with others.
 
         Raises:
-            Misplaced: the subschema, or a part of it, cannot be converted.
+            Unconvertible: the subschema, or a part of it, cannot be converted.
         """
         try:
             return self._written(schema, depth)
-        except Misplaced:
+        except Unconvertible:
             raise
         except ValueError as error:
-            raise Misplaced(f"{error}{_place(schema, self._root)}") from None
+            raise Unconvertible(f"{error}{_position(schema, self._root)}") from None
 
     def _written(self, schema: Any, depth: int) -> str:
         if depth > _MAX_DEPTH:
@@ -205,8 +205,9 @@ class SchemaGrammar:
         expression = pattern if isinstance(pattern, str) else FORMATS.get(str(format))
         if expression is None:
             minimum, maximum = _counts(schema, "minLength", "maxLength")
-            most = "" if maximum is None else maximum
-            return self._rule(f'"\\"" char{{{minimum},{most}}} "\\""') if minimum or most != "" else "string"
+            if not minimum and maximum is None:
+                return "string"
+            return self._rule(f'"\\"" char{{{minimum},{"" if maximum is None else maximum}}} "\\""')
         if pattern is not None or format not in _NATIVE:
             self._convert("format" if pattern is None else "pattern")
         beside = sorted(schema.keys() & {"minLength", "maxLength", *(("format",) if pattern is not None else ())})
@@ -385,17 +386,17 @@ def _required(schema: Mapping[str, Any], properties: Container[str]) -> Sequence
     return required
 
 
-def _counts(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
+def _counts(schema: Mapping[str, Any], lower: str, upper: str) -> tuple[int, int | None]:
     """Return the minimum and the maximum number of items or characters. 2.0 is a whole number, as in JSON Schema.
 
     Raises:
-        ValueError: one is no number of items, or llama.cpp does not count so far.
+        ValueError: one is not a number of items, or too large for llama.cpp.
     """
-    minimum, maximum = (_count(schema, name) for name in (least, most))
+    minimum, maximum = (_count(schema, name) for name in (lower, upper))
     if minimum and minimum > _MAX_REPEATED:
-        raise ValueError(f"{least!r} in the schema must be at most {_MAX_REPEATED} for llama-server")
+        raise ValueError(f"{lower!r} in the schema must be at most {_MAX_REPEATED} for llama-server")
     if maximum is not None and maximum < (minimum or 0):
-        raise ValueError(f"{most!r} in the schema is less than {least!r}")
+        raise ValueError(f"{upper!r} in the schema is less than {lower!r}")
     return minimum or 0, maximum
 
 
@@ -408,7 +409,7 @@ def _count(schema: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def _place(schema: Any, root: Any) -> str:
+def _position(schema: Any, root: Any) -> str:
     """Return where a subschema stands in the schema, for an error message; "" if it is the schema itself."""
     waiting: list[tuple[Any, str]] = [(root, "")]
     while waiting:

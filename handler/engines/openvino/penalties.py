@@ -1,4 +1,4 @@
-"""Serves presence and frequency penalties with a second pipeline, because GenAI's own formula depends on the sign.
+"""Serves presence and frequency penalties with a second pipeline. GenAI's formula is wrong for negative logits.
 
 GenAI subtracts these penalties from logits that are not negative, and adds them to all others, as of 2026.4.
 The second pipeline adds a constant to all logits, so that none is negative. That changes no probability, and the 32-bit
@@ -19,7 +19,7 @@ from handler.engines.base import Step, failed
 from handler.engines.openvino.scorers import IDLE_SECONDS, MODEL, load_on_thread
 
 _SHIFT = 512
-"""Added to all logits. A logit of less than -512 would still get its penalties with the wrong sign."""
+"""Added to all logits. A logit of less than -512 would still get more likely with its penalties."""
 
 
 class PenaltyPipeline:
@@ -103,10 +103,10 @@ def shifted(graph: bytes) -> bytes:
     """
     net = ElementTree.fromstring(graph)
     layers, edges = list(net.iterfind("layers/layer")), list(net.iterfind("edges/edge"))
-    found = [(layer, port) for layer in layers for port in layer.iterfind("output/port") if _is_logits(port)]
-    if len(found) != 1:
+    sources = [(layer, port) for layer in layers for port in layer.iterfind("output/port") if _is_logits(port)]
+    if len(sources) != 1:
         raise ValueError("its logits do not have 32 bits")
-    [(layer, port)] = found
+    [(layer, port)] = sources
     source = {"from-layer": layer.get("id", ""), "from-port": port.get("id", "")}
     constant = max(int(layer.get("id", "")) for layer in layers) + 1
     total = str(constant + 1)

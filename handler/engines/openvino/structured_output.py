@@ -129,12 +129,12 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
     """
     match structured_output.kind:
         case "json_schema":
-            given = json.loads(structured_output.value)
-            schema = with_plain_references(given)
+            original = json.loads(structured_output.value)
+            schema = with_plain_references(original)
             grammar = _grammar(schema)
             if grammar is not None:
                 return {"grammar": grammar}
-            return {"json_schema": structured_output.value if schema is given else json.dumps(schema)}
+            return {"json_schema": structured_output.value if schema is original else json.dumps(schema)}
         case "json_object":
             return genai_arguments(StructuredOutput("json_schema", '{"type": "object"}'))
         case "regex":
