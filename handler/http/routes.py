@@ -45,8 +45,10 @@ from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
+from handler.protocols.kernel.parameters import SAMPLING_DEFAULTS
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.api import ERRORS, OpenAiModel, listed_models
+from handler.protocols.openai.request import CHAT
 from handler.protocols.openapi import DocumentedRoute, document
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
@@ -136,6 +138,7 @@ class ModelRoutes:
             "parent": parent,
             "max_model_len": model.context.most_tokens(),
             "input_modalities": _modalities(model.context),
+            "supported_parameters": _served_parameters(model.context),
         }
 
 
@@ -144,6 +147,14 @@ def _modalities(context: ServerContext) -> list[str]:
     if context.task is Task.TRANSCRIPTION:
         return ["audio"]
     return ["text", *(taken_media(context) if context.task is Task.GENERATION else ())]
+
+
+def _served_parameters(context: ServerContext) -> list[str]:
+    """Return the sampling parameters of OpenAI's chats that the engine supports, if the model generates text."""
+    if context.task is not Task.GENERATION:
+        return []
+    fields = SAMPLING_DEFAULTS.keys() - context.unsupported.keys()
+    return sorted(name for name, parameter in CHAT.parameters.items() if parameter.field in fields)
 
 
 def _is_anthropic(scope: Scope) -> bool:

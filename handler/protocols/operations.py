@@ -280,6 +280,7 @@ _MODEL_EXAMPLE: OpenAiModel = {
     "parent": None,
     "max_model_len": 8192,
     "input_modalities": ["text"],
+    "supported_parameters": ["max_tokens", "temperature"],
 }
 _GROUP: WorkerGroup = {
     "device": {"deviceType": "cpu", "deviceId": -1},

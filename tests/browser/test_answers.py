@@ -575,6 +575,22 @@ def test_presets_and_what_each_parameter_is_for(chat: Chat) -> None:
         assert page.is_hidden(tip)
 
 
+def test_fields_that_the_engine_refuses_are_not_offered(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    served = ["max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "stop"]
+    told = {"id": "model", "parent": None, "input_modalities": ["text"], "supported_parameters": served}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [told]}))
+    page.reload()
+    chat = Chat(page)
+    until(page, "document.querySelector('#p-presence_penalty').parentElement.hidden")
+    assert not page.evaluate("document.querySelector('#p-frequency_penalty').parentElement.hidden")
+    assert page.get_attribute("#p-top_logprobs", "max") == "1", "every engine gives the chosen token's probability"
+    page.select_option("#p-preset", "Creative")
+    chat.ask()
+    assert page.input_value("#p-preset") == "Creative"
+    assert (chat.bodies[0]["temperature"], chat.bodies[0].get("presence_penalty")) == (1, None)
+
+
 def test_what_comes_before_the_first_token(chat: Chat) -> None:
     page = chat.page
     chat.ask()

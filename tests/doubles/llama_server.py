@@ -115,6 +115,8 @@ class LlamaServer:
         pooling: how it pools with --embeddings or, if "rank", with --reranking; "": it only completes texts.
         batch: tokens of a text to pool.
         dimensions: numbers of an embedding.
+        drafts: whether it drafts tokens, whose log-probabilities it does not report.
+        grammar, stops: what its flags --grammar and --reverse-prompt set.
         adapters: paths of its LoRA adapters, with the scales of its start; its memory of prompts ignores them.
     """
 
@@ -139,6 +141,8 @@ class LlamaServer:
         self.tells_slots = True
         self.left = threading.Semaphore(0)
         self.ruled = True
+        self.drafts = False
+        self.grammar, self.stops = "", list[str]()
         self.pooling, self.batch, self.dimensions = "", 512, 4
         self.encode: Callable[[str], list[int]] = lambda text: []
         self.begin: list[int] = []
@@ -286,6 +290,9 @@ class LlamaServer:
     # -- completions -----------------------------------------------------------------------------------------------
 
     async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if body.get("response_fields") == ["generation_settings/grammar"]:  # a question, and no work
+            await _write(writer, 200, {"generation_settings/grammar": self.grammar})
+            return
         self.received.append(body)
         if self.scripts:
             return await self._play(self.scripts.pop(0), reader, writer)
@@ -509,6 +516,9 @@ class _Run:
             self._ids.append(id)
             self.slot.num_prompt, self.slot.num_decoded = len(body["prompt"]), len(self._ids)
             self._text += b"" if id in EOG else server.pieces[id]
+            # It drafts neither the first nor the last token (`get_n_draft_max`).
+            if server.drafts and score and len(self._ids) > 1 and not 0 <= most <= len(self._ids):
+                score = {**score, "logprob": 0.0, "top_logprobs": []}
             if not cut_off(self._text):
                 self._scores.append(score)
                 yield self._partial(id, score)
@@ -522,6 +532,8 @@ class _Run:
     def _reason(self, id: int, most: int) -> str:
         if id in EOG:
             return "eos"
+        if any(word.encode() in self._text for word in self.body.get("stop") or self.server.stops):
+            return "word"
         is_full = len(self.slot.tokens) + 1 >= self.server.context
         return "limit" if is_full or 0 <= most <= len(self._ids) else ""
 
@@ -536,7 +548,7 @@ class _Run:
             "tokens_predicted": len(self._ids),
             "tokens_evaluated": len(self.body["prompt"]),
         }
-        if self.body.get("n_probs"):
+        if self.body.get("n_probs") and score.get("top_logprobs"):
             event["completion_probabilities"] = [score]
         return event
 

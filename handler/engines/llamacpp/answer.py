@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,12 +12,15 @@ import orjson
 from handler.core.event_stream import StreamEvent
 from handler.core.values import NO_EXTRAS, Finish
 from handler.engines.base import Alternatives, EngineRequest, first_stop
-from handler.engines.llamacpp.parameters import Leg, completion
+from handler.engines.llamacpp.parameters import GRAMMAR, Leg, Penalties, completion
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
 from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
 
 _MAX_ID = 1 << 31
+
+_WITHOUT_DRAFT = 2
+"""Number of tokens of a completion for which llama-server drafts none: it never drafts the first or the last token."""
 
 
 class Tokens(NamedTuple):
@@ -67,6 +71,8 @@ class LlamaCall(ResponseCheck):
         self._ids: list[int] = []
         self._num_legs = 0
         self._num_seeds = 0  # completions that drew tokens of the response
+        self._penalties = Penalties.of(request.sampling, request.ids)
+        self._drafts = False  # whether the server drafts tokens, whose log-probabilities it does not report
         self._leg = Leg((), 0)
         self._num_of_leg = 0
         self._num_unsent = 0  # tokens that the last completion computed, but did not send
@@ -86,10 +92,13 @@ class LlamaCall(ResponseCheck):
         max_tokens = (least if without_end else self._most) - num_ids
         if self._num_unsent:
             max_tokens = min(max_tokens, self._num_unsent)
+        if self._drafts and not self._is_ruled:
+            max_tokens = min(max_tokens, _WITHOUT_DRAFT)
         # A rule applies from the beginning of a completion, so no second one can follow after an incomplete stream.
         streamed = not (self._num_unsent or (self._scored and self._is_ruled))
         number = self._num_seeds + (self._num_of_leg > 0)
-        self._leg = Leg(self.prefix(()), max_tokens, number, streamed=streamed, without_end=without_end)
+        leg = Leg(self.prefix(()), max_tokens, number, streamed=streamed, without_end=without_end)
+        self._leg = self._penalties.added_to(leg, self._ids)
         return completion(self._sampling, self._leg, self._context)
 
     @property
@@ -161,6 +170,10 @@ class LlamaCall(ResponseCheck):
             Failed: the event does not match the request.
         """
         ids, missing = list(tokens.ids), self.num_missing(tokens)
+        if self._scored and len(tokens.scores) < len(ids):  # a token of a draft
+            self._drafts = True
+            self._num_unsent = 1
+            return False
         if missing and tokens.stop_type:
             self._num_unsent = missing  # the completion ended in the middle of a character
         elif missing:
@@ -229,11 +242,28 @@ class LlamaCall(ResponseCheck):
             raise Failed("ended its response without a token")
 
 
+def check_free(data: bytes) -> None:
+    """Check a response to `parameters.SETTINGS`.
+
+    Raises:
+        Failed: the server was started with a grammar, which requests cannot take back.
+    """
+    with contextlib.suppress(ValueError, AttributeError):
+        if orjson.loads(data).get(GRAMMAR):
+            flags = "--grammar, --grammar-file, --json-schema or --json-schema-file"
+            raise Failed(f"was started with {flags}, which constrains all responses", "start it without", lasts=True)
+
+
+def is_scored(entry: Mapping[str, Any] | None) -> bool:
+    """Return whether an entry has the log-probability of a token. Those of a draft have no alternatives."""
+    return entry is not None and bool(entry["top_logprobs"])
+
+
 def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
     """Return the log-probabilities of each token of a completion, or None where llama-server reports none.
 
     It omits tokens after which the text is incomplete, even if the response is not a stream. These may include special
-    tokens, because they have no text.
+    tokens, because they have no text. For tokens of a draft, it reports no alternatives, and a wrong number.
 
     Raises:
         Failed: the log-probabilities cannot be read.
@@ -242,8 +272,9 @@ def aligned(tokens: Tokens, pieces: Pieces) -> list[Mapping[str, Any] | None]:
     result: list[Mapping[str, Any] | None] = []
     try:
         for id, omitted in zip(tokens.ids, pieces.incomplete(tokens.ids), strict=True):
-            is_reported = bool(scores) and not omitted and scores[0]["id"] == id
-            result.append(scores.popleft() if is_reported else None)
+            is_listed = bool(scores) and not omitted and scores[0]["id"] == id
+            entry = scores.popleft() if is_listed else None
+            result.append(entry if is_scored(entry) else None)
     except (KeyError, TypeError) as error:
         raise Failed("sent log-probabilities that cannot be read", repr(error)) from None
     return result

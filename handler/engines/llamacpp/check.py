@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import load_tokenizer
@@ -30,5 +28,5 @@ class LlamaCheck:
             ValueError: llama-server does not support it, or would take too long.
         """
         field = grammar(structured_output)
-        text = field.get("grammar") or schema_grammar(json.loads(structured_output.value)).text
+        text = field.get("grammar") or schema_grammar(field["json_schema"]).text
         Trial(Stacks(read(text)), self._sample).check()

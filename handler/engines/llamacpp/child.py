@@ -46,6 +46,8 @@ _MODEL = "set option.model_id instead"
 _TEMPLATE = "this handler applies the chat template itself: set option.chat_template or option.reasoning_parser instead"
 _LOG = "this handler reads the log of llama-server, and writes it to its own log"
 _TOOLS = "llama-server must not run tools, fetch URLs or show a web page here"
+_CHANGES = "it would change all responses: send stop or structured output in requests instead"
+_SYNTHETIC = "llama-server would take draft tokens at random, so its responses would be wrong"
 _ENDS = "llama-server would only print something and exit"
 _REFUSED = {
     _OWN: (
@@ -76,6 +78,10 @@ _REFUSED = {
         *("--log-disable", "--log-file", "--log-jsonl", "--log-colors", "--log-prefix", "--no-log-prefix"),
         *("--log-timestamps", "--no-log-timestamps", "--log-prompts-dir"),
     ),
+    _CHANGES: (
+        *("-r", "--reverse-prompt", "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
+    ),
+    _SYNTHETIC: ("--spec-synth-len", "--spec-synth-rates"),
     _ENDS: ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--completion-bash", "--list-devices"),
 }
 """Maps the reasons why flags are refused to the flags."""

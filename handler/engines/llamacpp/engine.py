@@ -6,6 +6,7 @@ This handler still processes text, stop strings, chat templates and errors itsel
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
@@ -19,10 +20,19 @@ from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer
 from handler.engines.llamacpp import child, media
 from handler.engines.llamacpp.adapters import LoadedAdapters
-from handler.engines.llamacpp.answer import LlamaCall, Tokens, aligned, read_completion, read_event, read_scores
+from handler.engines.llamacpp.answer import (
+    LlamaCall,
+    Tokens,
+    aligned,
+    check_free,
+    is_scored,
+    read_completion,
+    read_event,
+    read_scores,
+)
 from handler.engines.llamacpp.check import LlamaCheck
 from handler.engines.llamacpp.media import NO_PROJECTOR, ImageCall, Projector, Tokenize, tokenized
-from handler.engines.llamacpp.parameters import CAPABILITIES, check_pooling, scores
+from handler.engines.llamacpp.parameters import CAPABILITIES, SETTINGS, check_pooling, scores
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.llamacpp.pooling import LlamaPooling
 from handler.engines.llamacpp.probe import Probe
@@ -48,7 +58,7 @@ _SCORES = 1000  # log-probabilities among which a token is searched first
 _ALL_SCORES = 1 << 20  # more than any vocabulary has
 _CACHE_IS_FULL = "Context size has been exceeded"
 """The message with which llama-server fails all running requests if the cache that its slots share is full."""
-_ASK_SECONDS = 5.0  # to ask all servers for their adapters
+_ASK_SECONDS = 5.0  # to ask all servers for their adapters, or one for what its flags have set
 
 
 class LlamaCppEngine(LlamaServers[LlamaCall]):
@@ -67,11 +77,27 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         loaded = self._load_files()
         model = await super().model_at(url)
         await self._check_tokenizer(url, loaded)
+        if self._child is None and not self._states[url].is_free:
+            await self._check_flags(url)
         if self._serves_adapters:
             data = await self._client.get(f"{root(url)}/lora-adapters", may_miss=True, waits=True)
             self._states[url].adapters = LoadedAdapters.read(data)
         self._states[url].projector = await self._complete_projector(url, model.projector)
         return model
+
+    async def _check_flags(self, url: str) -> None:
+        """Check that the flags of a server do not constrain all responses. If its slots are busy, repeat this later.
+
+        Raises:
+            Failed: they do, or the server computes no responses.
+        """
+        request = self._client.post(f"{root(url)}/completion", SETTINGS)
+        with contextlib.suppress(asyncio.TimeoutError):
+            try:
+                check_free(await asyncio.wait_for(request, _ASK_SECONDS))
+            except Refused as error:
+                raise Failed(str(error), error.words) from None
+            self._states[url].is_free = True
 
     async def _check_tokenizer(self, url: str, loaded: Awaitable[tuple[Pieces, Probe]] | None) -> None:
         """Compare the server's tokenizer with that of the model's files.
@@ -270,7 +296,7 @@ class LlamaCppEngine(LlamaServers[LlamaCall]):
         tokens = read_completion(data)
         if not tokens.stop_type:
             raise Failed("sent an incomplete response", "stop_type is missing")
-        if running.call.num_scores and len(tokens.scores) < len(tokens.ids):
+        if running.call.num_scores and sum(map(is_scored, tokens.scores)) < len(tokens.ids):
             tokens = tokens._replace(scores=await self._all_scores(server, running, tokens))
         await self._take_tokens(server, running, tokens)
 

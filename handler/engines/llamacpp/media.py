@@ -313,6 +313,8 @@ class ImageCall(LlamaCall):
         sampling = request.sampling
         if sampling.min_new_tokens:
             raise ValueError("min_new_tokens cannot be combined with images on llama-server")
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            raise ValueError("presence_penalty and frequency_penalty cannot be combined with images on llama-server")
         if sampling.do_sample and sampling.seed is None:  # repeated completions need the same seed
             sampling = sampling._replace(seed=secrets.randbits(31))
         self.images = ImagePrompt(prompt)

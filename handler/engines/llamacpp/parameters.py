@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.core.errors import ConfigError, Problem
@@ -18,6 +21,7 @@ from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, dr
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.schema import schema_grammar
 from handler.engines.structured_output.characters import choice_of
+from handler.engines.structured_output.references import with_plain_references
 from handler.engines.structured_output.regex import regex_grammar
 
 _ALLOWED = 1000.0
@@ -31,10 +35,16 @@ _RANDOM_SEED = 0xFFFFFFFF  # the seed for which llama-server chooses one itself
 _SAMPLERS = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
 """The order of transformers. llama.cpp applies the temperature last by default, and other samplers before it."""
 
-_COUNTS_PROMPT = "llama.cpp would also count the tokens of the prompt"
+_CONFLICT = (
+    "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on llama-server; "
+    "send repetition_penalty=1, or omit them"
+)
+
+_MAX_COUNTED = 1000.0
+"""Maximum of a penalty for a token of the prompt that llama-server may apply and a bias may take back. 32-bit floats
+then keep the logit to 1e-4."""
+
 _REASONS = {
-    "presence_penalty": _COUNTS_PROMPT,
-    "frequency_penalty": _COUNTS_PROMPT,
     "num_beams": "llama-server has no beam search",
     "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
     "bad_sequences": "llama-server forbids only single tokens",
@@ -67,8 +77,11 @@ _FIXED = {
     "repeat_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
+    "n_cache_reuse": 0,
+    "stop": ["\ufdd0" + secrets.token_hex(16)],
 }
-"""Fields of every request. The neutral values are included because the server's flags may set others."""
+"""Fields of every request. The neutral values are included because the server's flags may set others. The only neutral
+stop string is one that no response contains: the server replaces an empty list with its own."""
 
 
 class Leg(NamedTuple):
@@ -80,6 +93,8 @@ class Leg(NamedTuple):
         number: number of earlier completions that drew tokens of the response.
         streamed: whether the response arrives token by token.
         without_end: whether tokens that end the response are forbidden.
+        bias: numbers to add to the logits of token ids.
+        frequency_penalty: penalty for each time that a token is in `prompt` or in the response.
     """
 
     prompt: Sequence[int]
@@ -87,6 +102,53 @@ class Leg(NamedTuple):
     number: int = 0
     streamed: bool = True
     without_end: bool = False
+    bias: Mapping[int, float] = MappingProxyType({})
+    frequency_penalty: float = 0.0
+
+
+class Penalties(NamedTuple):
+    """The presence and frequency penalties of a request. They apply to the tokens of the response only.
+
+    llama-server also counts the prompt. For the frequency penalty, a bias takes that back exactly, because the penalty
+    is proportional to the count. The presence penalty is not, so each completion then computes a single token, and all
+    penalties are biases.
+
+    Attributes:
+        counts: how often each token is in the prompt, if there is a frequency penalty.
+        single: whether each completion computes a single token.
+    """
+
+    presence: float
+    frequency: float
+    counts: Mapping[int, int]
+    single: bool
+
+    @classmethod
+    def of(cls, sampling: Sampling, prompt: Sequence[int]) -> Penalties:
+        """Return the penalties of a request.
+
+        Args:
+            prompt: ids of the prompt.
+
+        Raises:
+            ValueError: llama-server does not support them together with another parameter.
+        """
+        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+        counts = Counter(prompt if frequency else ())
+        single = bool(presence) or max(counts.values(), default=0) * abs(frequency) > _MAX_COUNTED
+        if (presence or frequency) and sampling.repetition_penalty != 1:
+            raise ValueError(_CONFLICT)
+        if single and sampling.structured_output is not None:
+            raise ValueError("presence_penalty cannot be combined with structured output on llama-server")
+        return cls(presence, frequency, counts, single)
+
+    def added_to(self, leg: Leg, response: Sequence[int]) -> Leg:
+        """Return a leg with the penalties after the part of the response that has been computed."""
+        if not self.single:
+            bias = {id: count * self.frequency for id, count in self.counts.items()}
+            return leg._replace(bias=bias, frequency_penalty=self.frequency)
+        bias = {id: -count * self.frequency - self.presence for id, count in Counter(response).items()}
+        return leg._replace(bias=bias, max_tokens=min(leg.max_tokens, 1))
 
 
 def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
@@ -103,6 +165,17 @@ def completion(sampling: Sampling, leg: Leg, context: int) -> dict[str, Any]:
     beside = {"prompt": list(leg.prompt), "n_predict": leg.max_tokens, "stream": leg.streamed, "repeat_last_n": context}
     progress = {"return_progress": True} if len(leg.prompt) >= _LONG_PROMPT else {}
     return {**_FIXED, **beside, **progress, **arguments(_TABLE, sampling, leg)}
+
+
+GRAMMAR = "generation_settings/grammar"
+"""The field of a response with the grammar that applied to it."""
+
+SETTINGS: Mapping[str, Any] = {
+    **_FIXED,
+    **{"prompt": [0], "n_predict": 1, "stream": False, "cache_prompt": False},
+    "response_fields": (GRAMMAR,),
+}
+"""The body for /completion that gets the grammar that applies to requests without one."""
 
 
 def scores(prompt: Sequence[int], count: int) -> dict[str, Any]:
@@ -151,8 +224,8 @@ def _seed(sampling: Sampling, leg: Leg) -> dict[str, Any]:
 def _bias(sampling: Sampling, leg: Leg) -> dict[str, Any]:
     """Return the biases. llama-server adds those for `ignore_eos` itself."""
     bias: dict[int, Any] = dict(sampling.logit_bias)
-    for id in sampling.allowed_token_ids:
-        bias[id] = bias.get(id, 0.0) + _ALLOWED
+    for id, value in (*leg.bias.items(), *((id, _ALLOWED) for id in sampling.allowed_token_ids)):
+        bias[id] = bias.get(id, 0.0) + value
     bias |= dict.fromkeys(sampling.bad_token_ids, False)
     if leg.without_end:
         bias |= dict.fromkeys(sampling.stop_token_ids, False)
@@ -184,7 +257,7 @@ def grammar(rule: StructuredOutput) -> Mapping[str, Any]:
         case "json_object":
             return {"json_schema": {"type": "object"}}
         case "json_schema":
-            schema = json.loads(rule.value)
+            schema = with_plain_references(json.loads(rule.value))
             written = schema_grammar(schema)
             return _gbnf(written.text) if written.unenforced else {"json_schema": schema}
         case "regex":
@@ -207,6 +280,8 @@ _TABLE: Mapping[str, Rule] = {
     "do_sample": drawn_or(_GREEDY, _DRAWN),
     "seed": _seed,
     "repetition_penalty": unless_neutral("repetition_penalty", "repeat_penalty"),
+    "presence_penalty": lambda sampling, leg: {},  # `Leg.bias`
+    "frequency_penalty": lambda sampling, leg: {"frequency_penalty": leg.frequency_penalty},
     "logit_bias": _bias,
     "bad_token_ids": _bias,
     "allowed_token_ids": _bias,

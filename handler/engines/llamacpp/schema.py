@@ -30,6 +30,8 @@ _MAX_DEPTH = 64  # of nested subschemas, which llama.cpp visits by recursion
 _MAX_BOUND = 1 << 53  # of integers; llama.cpp rounds larger ones, and takes 64 bits of them
 _MANY_VALUES = 32  # of an enum; llama.cpp tries every token with each of them
 _MANY_PROPERTIES = 16  # optional properties of an object
+_MAX_REPEATED = 2000  # of an element; llama.cpp refuses more
+_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _OF_OBJECT = ("properties", "required", "additionalProperties")
 _NO_SCHEMA = "the schema, or a part of it, is neither an object nor `true`"
 _NATIVE = ("date", "time", "date-time", "uuid")  # formats that llama.cpp enforces
@@ -55,6 +57,10 @@ _COMPACT = """
 space ::= ""
 gap ::= " "
 """
+
+
+class Unconvertible(ValueError):
+    """A subschema cannot be converted. The message says where it stands."""
 
 
 def schema_grammar(schema: Any) -> SchemaGrammar:
@@ -105,7 +111,19 @@ class SchemaGrammar:
         return f"r{len(self._rules) - 1}"
 
     def _element(self, schema: Any, depth: int) -> str:
-        """Return a GBNF element for a subschema, which can be repeated or combined with others."""
+        """Return a GBNF element for a subschema, which can be repeated or combined with others.
+
+        Raises:
+            Unconvertible: the subschema, or a part of it, cannot be converted.
+        """
+        try:
+            return self._written(schema, depth)
+        except Unconvertible:
+            raise
+        except ValueError as error:
+            raise Unconvertible(f"{error}{_position(schema, self._root)}") from None
+
+    def _written(self, schema: Any, depth: int) -> str:
         if depth > _MAX_DEPTH:
             raise ValueError(f"a schema for llama-server must not have more than {_MAX_DEPTH} nested subschemas")
         if schema is True:
@@ -126,7 +144,7 @@ class SchemaGrammar:
                 return _json(schema["const"]) if name == "const" else self._values(_list(schema, "enum"))
         kind = schema.get("type")
         if isinstance(kind, list):
-            return either([self._element({**schema, "type": type}, depth + 1) for type in _list(schema, "type")])
+            return either([self._written({**schema, "type": type}, depth + 1) for type in _list(schema, "type")])
         return self._of_type(kind, schema, depth)
 
     def _check_beside(self, schema: Mapping[str, Any], head: str) -> None:
@@ -149,6 +167,8 @@ class SchemaGrammar:
             return self._string(schema)
         if kind in ("integer", "number"):
             return self._number(kind, schema)
+        if kind is not None and kind not in _TYPES:
+            raise ValueError(f"'type' in the schema must be one of {', '.join(_TYPES)}, or a list of them")
         if kind is None:
             if names := _limiting(schema):
                 raise ValueError(f"llama-server ignores {names[0]!r} in a JSON schema without 'type': add the type")
@@ -161,6 +181,9 @@ class SchemaGrammar:
         bounds = {name: schema[name] for name in BOUNDS if name in schema}
         if not bounds:
             return kind
+        for name, bound in bounds.items():
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                raise ValueError(f"{name!r} in the schema must be a number")
         allowed = integers(bounds) if kind == "integer" else numbers(bounds)
         if allowed is None:
             raise ValueError(f"the schema has no {kind} within bounds that llama-server can enforce")
@@ -177,10 +200,14 @@ class SchemaGrammar:
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         pattern, format = schema.get("pattern"), schema.get("format")
+        if pattern is not None and not isinstance(pattern, str):
+            raise ValueError("'pattern' in the schema must be a string")
         expression = pattern if isinstance(pattern, str) else FORMATS.get(str(format))
         if expression is None:
-            minimum, maximum = schema.get("minLength", 0), schema.get("maxLength", "")
-            return self._rule(f'"\\"" char{{{minimum},{maximum}}} "\\""') if minimum or maximum != "" else "string"
+            minimum, maximum = _counts(schema, "minLength", "maxLength")
+            if not minimum and maximum is None:
+                return "string"
+            return self._rule(f'"\\"" char{{{minimum},{"" if maximum is None else maximum}}} "\\""')
         if pattern is not None or format not in _NATIVE:
             self._convert("format" if pattern is None else "pattern")
         beside = sorted(schema.keys() & {"minLength", "maxLength", *(("format",) if pattern is not None else ())})
@@ -193,7 +220,7 @@ class SchemaGrammar:
     def _array(self, schema: Mapping[str, Any], depth: int) -> str:
         read = ("items", "prefixItems", "minItems", "maxItems")
         _check_of_type(schema, "array", (*read, "unevaluatedItems") if schema.keys() & set(read[:2]) else read)
-        minimum, maximum = _count(schema, "minItems", 0), _count(schema, "maxItems", None)
+        minimum, maximum = _counts(schema, "minItems", "maxItems")
         items = schema.get("prefixItems", schema.get("items", {}))
         if schema.keys() >= {"items", "prefixItems"} or items is False:  # llama.cpp ignores prefixItems, refuses False
             self._convert("items")
@@ -349,6 +376,8 @@ def _required(schema: Mapping[str, Any], properties: Container[str]) -> Sequence
         ValueError: they are not among the properties, so that llama.cpp ignores them.
     """
     required = names_in(schema.get("required", []))
+    if not required and schema.get("required", []) != []:
+        raise ValueError("'required' in the schema must be a list of names")
     for name in required:
         if name not in properties:
             raise ValueError(
@@ -357,11 +386,39 @@ def _required(schema: Mapping[str, Any], properties: Container[str]) -> Sequence
     return required
 
 
-def _count(schema: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = schema.get(name, default)
-    if value is not default and (type(value) is not int or value < 0):
-        raise ValueError(f"{name!r} in the schema is not a number of items")
+def _counts(schema: Mapping[str, Any], lower: str, upper: str) -> tuple[int, int | None]:
+    """Return the minimum and the maximum number of items or characters. 2.0 is a whole number, as in JSON Schema.
+
+    Raises:
+        ValueError: one is not a number of items, or too large for llama.cpp.
+    """
+    minimum, maximum = (_count(schema, name) for name in (lower, upper))
+    if minimum and minimum > _MAX_REPEATED:
+        raise ValueError(f"{lower!r} in the schema must be at most {_MAX_REPEATED} for llama-server")
+    if maximum is not None and maximum < (minimum or 0):
+        raise ValueError(f"{upper!r} in the schema is less than {lower!r}")
+    return minimum or 0, maximum
+
+
+def _count(schema: Mapping[str, Any], name: str) -> int | None:
+    value = schema.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if name in schema and (type(value) is not int or value < 0):
+        raise ValueError(f"{name!r} in the schema must be a whole number of at least 0")
     return value
+
+
+def _position(schema: Any, root: Any) -> str:
+    """Return where a subschema stands in the schema, for an error message; "" if it is the schema itself."""
+    waiting: list[tuple[Any, str]] = [(root, "")]
+    while waiting:
+        value, path = waiting.pop()
+        if value is schema:
+            return f" (at {path.removeprefix('.')})" if path else ""
+        members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [(item, f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]") for key, item in members]
+    return ""
 
 
 def _common(lists: Sequence[Sequence[Any]]) -> Sequence[Any]:

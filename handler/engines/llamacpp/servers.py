@@ -56,6 +56,7 @@ class LlamaServerState:
         num_connections: number of connections of the client when it last asked the server for its model.
         projector: how the model reads images; None if it does not.
         adapters: the adapters that the server has loaded, if the engine serves adapters.
+        is_free: whether its flags constrain no response. This is checked once, because the check takes a slot.
         divides_differently: whether the server divides some texts into other tokens than the model's tokenizer.
     """
 
@@ -63,6 +64,7 @@ class LlamaServerState:
     num_connections: int | None = None
     projector: Projector | None = None
     adapters: LoadedAdapters = field(default_factory=LoadedAdapters)
+    is_free: bool = False
     divides_differently: bool = False
 
 

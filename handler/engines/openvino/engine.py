@@ -25,6 +25,7 @@ from handler.engines.base import (
     Rule,
     Step,
     Tokenizer,
+    Unsupported,
     arguments,
     failed,
     first_stop,
@@ -43,6 +44,7 @@ from handler.engines.openvino.model import (
     load_whisper_tokenizer,
     prepare,
 )
+from handler.engines.openvino.penalties import PenaltyPipeline
 from handler.engines.openvino.pooling import OpenVinoPooling
 from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores, has_logits
 from handler.engines.openvino.structured_output import (
@@ -94,6 +96,7 @@ class OpenVino(NoAdapters):
         self._reasons = openvino_genai.GenerationFinishReason
         self._max_beams = config.options.max_num_batched_tokens or TOKENS_PER_STEP
         self._pipeline = make_pipeline(config)
+        self._penalties = PenaltyPipeline(config.model_path, lambda model: make_pipeline(replace(config, model=model)))
         self._cache_is_fixed = config.options.kv_cache_gib > 0
         self._preparation = Preparation(config, self._pipeline.get_tokenizer())
         self._eos = eos_ids(config, self._pipeline.get_tokenizer())
@@ -130,13 +133,23 @@ class OpenVino(NoAdapters):
         else:
             prompt = self._vision.arguments(ids, request.read_media())
         # The configuration is made here, where an exception affects only this request.
-        start = partial(self._start, request.key, prompt, generation_config(sampling, self._eos), sampling)
-        self._preparation.add(request, start)
+        begin = partial(self._begin, request.key, prompt, generation_config(sampling, self._eos), sampling)
+        self._preparation.add(request, partial(self._start, request, begin))
 
-    def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:
+    def _start(
+        self, request: EngineRequest, begin: Callable[[Scores | None, Any], None], scores: Scores | None
+    ) -> None:
+        if _is_penalized(request.sampling):
+            self._penalties.add(request.key, partial(begin, scores))
+        else:
+            begin(scores, self._pipeline)
+
+    def _begin(
+        self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None, pipeline: Any
+    ) -> None:
         is_missed = sampling.structured_output is not None
         self._running[key] = _Running(
-            self._pipeline.add_request(key, *prompt, config),
+            pipeline.add_request(key, *prompt, config),
             sampling,
             eos=frozenset() if sampling.ignore_eos else self._eos,
             handler_stops=frozenset(sampling.stop_token_ids if is_missed else ()),
@@ -145,6 +158,7 @@ class OpenVino(NoAdapters):
 
     def cancel(self, key: int) -> None:
         self._preparation.cancel(key)
+        self._penalties.cancel(key)
         running = self._running.pop(key, None)
         if running is not None:
             running.handle.cancel()
@@ -154,6 +168,7 @@ class OpenVino(NoAdapters):
         self._preparation.step(step, idle=not self._running)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
+        self._penalties.step(step, idle=not self._running)
         ended: list[int] = []
         for key, running in self._running.items():
             handle = running.handle
@@ -183,6 +198,7 @@ class OpenVino(NoAdapters):
 
     def close(self) -> None:
         self._running.clear()
+        self._penalties.close()
         if self._pipeline.has_non_finished_requests():  # one more step frees the memory of cancelled requests
             self._pipeline.step()
 
@@ -316,14 +332,15 @@ def capabilities(config: EngineConfig) -> Capabilities:
     if config.model is None or has_logits(config.model):
         return served
     if is_vision(config.model):
-        reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "it cannot score the prompts of a vision model"}
+        unscored = "it cannot score the prompts of a vision model"
+        reasons = {**_CAPABILITIES.reasons, **_WRONG_PENALTY, "prompt_logprobs": unscored}
         return replace(
             served,
             reasons=reasons,
             labels=False,
             no_media={**no_media(config.model), "audio": "OpenVINO GenAI does not accept audio in chats"},
         )
-    return replace(served, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
+    return replace(served, reasons={**_CAPABILITIES.reasons, **_WRONG_PENALTY, "prompt_top_logprobs": NO_TOPS})
 
 
 def load(config: EngineConfig) -> OpenVino | OpenVinoPooling | OpenVinoWhisper:
@@ -387,6 +404,20 @@ def _choice(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
     return {"do_sample": True, **arguments(_DRAWN, sampling)}
 
 
+def _is_penalized(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _penalties(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    if _is_penalized(sampling) and sampling.repetition_penalty != 1:
+        raise Unsupported(
+            "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on OpenVINO; "
+            "send repetition_penalty=1, or omit them"
+        )
+    return {name: getattr(sampling, name) for name in names}
+
+
 def _seed(sampling: Sampling) -> dict[str, Any]:
     # GenAI's default is 0 for every request, so equal requests would get equal responses.
     return {"rng_seed": (random.getrandbits(63) if sampling.seed is None else sampling.seed) & _MAX_SEED}
@@ -410,7 +441,9 @@ _DRAWN: Mapping[str, Rule] = {
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
-    "repetition_penalty": "repetition_penalty",
+    "repetition_penalty": _penalties,
+    "presence_penalty": _penalties,
+    "frequency_penalty": _penalties,
     "ignore_eos": _ends,
     "stop_token_ids": _ends,
     "structured_output": _structured_output,
@@ -424,9 +457,11 @@ _TABLE: Mapping[str, Rule] = {
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
-_WRONG_PENALTY = (
-    "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty"
+_WRONG_PENALTY = dict.fromkeys(
+    ("presence_penalty", "frequency_penalty"),
+    "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty",
 )
+"""Why models whose logits cannot be changed get no such penalties."""
 
 _CAPABILITIES = Capabilities(
     SUPPORTS,
@@ -438,8 +473,6 @@ _CAPABILITIES = Capabilities(
         "allowed_token_ids": "it cannot forbid tokens",
         "cache_salt": "its prefix cache does not support salts",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
-        "presence_penalty": _WRONG_PENALTY,
-        "frequency_penalty": _WRONG_PENALTY,
         "logit_bias": "it does not implement a logit bias",
         "top_logprobs": "it reports only the log-probability of the chosen token",
         "return_context_logits": "it does not return logits",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from handler.core.fair_queue import FairQueue
 from handler.core.loop import settle
@@ -26,7 +26,17 @@ from handler.engines.openvino.logits import LogitModel, Prefix, PrefixStates, St
 MODEL = "openvino_model.xml"
 
 _TOKENS_PER_STEP = 256  # limits memory: each token takes four bytes for each entry of the vocabulary
-_IDLE = 0.02  # seconds that a step waits for the model to load if the engine has nothing else to do
+IDLE_SECONDS = 0.02
+"""How long a step waits for a model to load if the engine has nothing else to do."""
+
+T = TypeVar("T")
+
+
+def load_on_thread(load: Callable[[], T]) -> Future[T]:
+    """Load a second copy of a model on a thread, because the streams of other requests must not wait for it."""
+    loading = Future[T]()
+    threading.Thread(target=functools.partial(settle, loading, load), name="second copy", daemon=True).start()
+    return loading
 
 
 def has_logits(model: Path) -> bool:
@@ -118,7 +128,7 @@ class Scorer(ABC):
         """
         if self._current is None:
             loading = self._start_loading()
-            if not len(self._waiting) or not futures.wait([loading], _IDLE if idle else 0.0).done:
+            if not len(self._waiting) or not futures.wait([loading], IDLE_SECONDS if idle else 0.0).done:
                 return None
             prompt = self._next()
             if (error := loading.exception()) is not None:
@@ -142,11 +152,8 @@ class Scorer(ABC):
         return prompt
 
     def _start_loading(self) -> Future[Any]:
-        """Load the model on a thread, because the streams of other requests must not wait for it."""
         if self._loading is None:
-            self._loading = Future()
-            load = functools.partial(settle, self._loading, self._load)
-            threading.Thread(target=load, name="scorer", daemon=True).start()
+            self._loading = load_on_thread(self._load)
         return self._loading
 
 

@@ -35,6 +35,7 @@ from handler.engines.process.sandbox import status_bytes
 from handler.engines.structured_output.characters import choice_of, is_misread, literal, respelled
 from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
+from handler.engines.structured_output.references import with_plain_references
 from handler.engines.structured_output.regex import regex_grammar
 from handler.engines.structured_output.validator import sort
 from handler.engines.structured_output.xgrammar import (
@@ -128,9 +129,12 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
     """
     match structured_output.kind:
         case "json_schema":
-            schema = json.loads(structured_output.value)
+            original = json.loads(structured_output.value)
+            schema = with_plain_references(original)
             grammar = _grammar(schema)
-            return {"json_schema": structured_output.value} if grammar is None else {"grammar": grammar}
+            if grammar is not None:
+                return {"grammar": grammar}
+            return {"json_schema": structured_output.value if schema is original else json.dumps(schema)}
         case "json_object":
             return genai_arguments(StructuredOutput("json_schema", '{"type": "object"}'))
         case "regex":

@@ -6,7 +6,7 @@ import { CHAT_ROUTE, Refusal, stream } from "./client.js";
 import { Answer, Exchange } from "./conversation.js";
 import { $, button, element } from "./dom.js";
 import * as panel from "./history.js";
-import { parameters } from "./parameters.js";
+import { offer, parameters } from "./parameters.js";
 import { SAMPLES } from "./samples.js";
 import { lockedOut, poll, server, watch } from "./server.js";
 import { shortcuts } from "./shortcuts.js";
@@ -456,6 +456,7 @@ if (ON_TOUCH) $("prompt").placeholder = "Ask anything"; // there is no Shift key
 showSample();
 watch(() => {
   attachments.offer();
+  offer(server.serves);
   showSample();
 });
 panel.begin({ open, rename, copy: copyChat, changed: changedElsewhere }).then(openNamed);

@@ -54,11 +54,27 @@ function field([name, [properties, text, remark]]) {
   return box;
 }
 
+let unserved = new Set(); // fields that the engine refuses
+
+/** Hide the fields that the engine refuses. Every engine gives the probability of the chosen token, which 0 and 1 ask for. */
+export function offer(served) {
+  unserved = new Set(served ? Object.keys(FIELDS).filter((name) => !served.includes(name)) : []);
+  $("p-top_logprobs").max = unserved.delete("top_logprobs") ? 1 : 20;
+  const preset = $("p-preset").value;
+  for (const name of Object.keys(FIELDS)) {
+    $(`p-${name}`).parentElement.hidden = unserved.has(name);
+    if (unserved.has(name)) $(`p-${name}`).value = "";
+  }
+  if (preset in PRESETS) take(PRESETS[preset]);
+  showPreset();
+}
+
+const valueIn = (preset, name) => (unserved.has(name) ? "" : (preset[name] ?? ""));
 const values = () => Object.fromEntries(PRESET.map((name) => [name, $(`p-${name}`).value]));
-const same = (preset) => PRESET.every((name) => values()[name] === (preset[name] ?? ""));
+const same = (preset) => PRESET.every((name) => values()[name] === valueIn(preset, name));
 
 function take(preset) {
-  for (const name of PRESET) $(`p-${name}`).value = preset[name] ?? "";
+  for (const name of PRESET) $(`p-${name}`).value = valueIn(preset, name);
 }
 
 /** Select the preset that the fields match. */

@@ -9,10 +9,10 @@ const DEFAULT_NAMES = [DEFAULT_NAME, "lmi"]; // under these, such a model is ser
 const POLL = 1000; // milliseconds between two requests of /metrics
 
 /**
- * `takes`: accepted kinds of message parts; `model`: name for requests, if known; `name`: displayed name; `locked`: whether the server requires a
+ * `takes`: accepted kinds of message parts; `serves`: supported parameters, if known; `model`: name for requests, if known; `name`: displayed name; `locked`: whether the server requires a
  * key; `queued`: number of requests that wait for its engine.
  */
-export const server = { model: "", name: "", locked: key() !== "", queued: 0, takes: ["text"] };
+export const server = { model: "", name: "", locked: key() !== "", queued: 0, takes: ["text"], serves: null };
 
 let before = null; // the last metrics and their time
 let timer = 0;
@@ -70,6 +70,7 @@ async function describe() {
   const [group] = details.workerGroups;
   const listed = data.find(({ id }) => id === modelName);
   server.takes = listed?.input_modalities ?? ["text"];
+  server.serves = listed?.supported_parameters ?? null;
   const called = (id) => (id === DEFAULT_NAME && listed?.root) || id;
   const adapters = data.filter(({ parent }) => parent).map(({ id }) => id);
   const served = data.filter(({ parent }) => !parent).map(({ id }) => id);

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
 from typing import Any, TypedDict
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -22,7 +21,7 @@ from handler.protocols.kernel.reply import PreparedDocument, list_parts
 from handler.protocols.kernel.schema import FLAG, Count
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.openai.request import HARMLESS, read_model
-from handler.protocols.vllm.tokenize import RenderedChat
+from handler.protocols.vllm.tokenize import RenderedChat, without_special
 
 FLAGS = {"add_special": False, "parse_special": True, "with_pieces": False}
 """Maps each flag of /tokenize to its default."""
@@ -99,11 +98,7 @@ def _tokens_of(
             f"parse_special=false is not supported for 'content' with the text of a special token ({texts[0]!r}): this "
             "server always reads it as that token"
         )
-    if flags["add_special"]:
-        return request, prompt
-    letter, special = encode(request._replace(prompt="a")).ids, prompt.vocabulary.special
-    start, end = (sum(1 for _ in takewhile(special.__contains__, ids)) for ids in (letter, reversed(letter)))
-    return request, prompt._replace(ids=prompt.ids[start : len(prompt.ids) - end])
+    return (request, prompt) if flags["add_special"] else without_special(request, encode)
 
 
 def _render(prompt: Prompt, *, pieces: bool) -> Iterator[bytes]:

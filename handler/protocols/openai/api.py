@@ -293,8 +293,8 @@ class TranscriptDone(TypedDict):
 class OpenAiModel(TypedDict):
     """The model or an adapter.
 
-    `root` is the last part of the model path or URI, `parent` is the base model of an adapter, and
-    `input_modalities` lists what requests may contain.
+    `root` is the last part of the model path or URI, `parent` is the base model of an adapter, `input_modalities` lists
+    what requests may contain, and `supported_parameters` lists the sampling parameters that the engine supports.
     """
 
     id: str
@@ -305,6 +305,7 @@ class OpenAiModel(TypedDict):
     parent: str | None
     max_model_len: Count | None
     input_modalities: list[str]
+    supported_parameters: list[str]
 
 
 class TypeSafeModel(TypedDict):

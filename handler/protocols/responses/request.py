@@ -380,9 +380,19 @@ class InputReader(TurnsReader):
     def _agent_message(self, item: Mapping[str, Any], at: str) -> None:
         """Read what an agent says to another agent, such as Codex' sub-agents, as a user message with tags."""
         author, recipient = (string_at(item.get(name), f"{at}.{name}") for name in ("author", "recipient"))
-        text = self._text(item.get("content"), f"{at}.content")
+        content = item.get("content")
+        if isinstance(content, list):
+            content = [self._readable(part) for part in content]
+        text = self._text(content, f"{at}.content")
         tag = f"<agent_message author={json.dumps(author)} recipient={json.dumps(recipient)}>"
         add_to_turn(self.chat, "user", content=f"{tag}\n{text}\n</agent_message>")
+
+    def _readable(self, part: Any) -> Any:
+        """Return a part of an agent's message, or words in place of one that only OpenAI can decrypt."""
+        if not isinstance(part, dict) or part.get("type") != "encrypted_content":
+            return part
+        self.unknown["input[].content[].encrypted_content"] = None
+        return {"type": "input_text", "text": "[encrypted]"}
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
         field = "content" if item.get("content") else "summary"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from handler.core.errors import InvalidPayload
@@ -21,7 +22,7 @@ from handler.protocols.kernel.reply import PreparedDocument, list_parts
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.request import CHAT, COMPLETIONS, HARMLESS, Usage, read_model
+from handler.protocols.openai.request import CHAT, HARMLESS, Usage, read_model
 from handler.protocols.vllm.api import ERRORS, VllmText
 
 MAX_IDS = 1 << 20
@@ -55,10 +56,19 @@ class VllmTokenize(Dialect):
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'prompt' must be a non-empty string")
-        NamedValue(_SPECIAL, body.get(_SPECIAL)).optional(COMPLETIONS.parameters[_SPECIAL].read)
+        edit = without_special if NamedValue(_SPECIAL, body.get(_SPECIAL)).optional(boolean) is False else None
         render = _tokens_of(body, context)
         ignored = report_unknown(_unknown(body, self.fields), body, context, generates=False)
-        return prompt_request(Request(prompt, names=FieldNames(prompt="prompt")), render, self.errors, ignored)
+        request = Request(prompt, names=FieldNames(prompt="prompt"), edit=edit)
+        return prompt_request(request, render, self.errors, ignored)
+
+
+def without_special(request: Request, encode: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
+    """Tokenize a text without the special tokens that the tokenizer adds at the ends. This is an `edit`."""
+    prompt = encode(request)
+    letter, special = encode(request._replace(prompt="a")).ids, prompt.vocabulary.special
+    start, end = (sum(1 for _ in takewhile(special.__contains__, ids)) for ids in (letter, reversed(letter)))
+    return request, prompt._replace(ids=prompt.ids[start : len(prompt.ids) - end])
 
 
 class RenderedChat(OpenAiChat):

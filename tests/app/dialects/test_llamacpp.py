@@ -149,12 +149,12 @@ def test_log_probabilities_and_alternatives_of_a_chat(front: Front) -> None:
 
 
 def test_what_llama_server_lacks_is_refused_by_name(front: Front) -> None:
-    body = {"prompt": "hi", "max_tokens": 2, "frequency_penalty": 0.5}
+    body = {"prompt": "hi", "max_tokens": 2, "cache_salt": "a"}
     answer = front.server.post(body, "/v1/completions")
     assert answer.status_code == 400
-    assert "frequency_penalty" in answer.text
-    assert "llama.cpp would also count the tokens of the prompt" in answer.text
-    assert front.server.post({**body, "frequency_penalty": 0}, "/v1/completions").status_code == 200
+    assert "cache_salt" in answer.text
+    assert "llama-server has one prompt cache for all requests" in answer.text
+    assert front.server.post({**body, "cache_salt": None}, "/v1/completions").status_code == 200
 
 
 def test_decisions_are_read_from_its_log_probabilities(front: Front) -> None:

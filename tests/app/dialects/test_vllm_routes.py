@@ -56,6 +56,9 @@ def test_tokens_of_a_prompt_and_back(tokenizer: LiveServer) -> None:
     more = ask(tokenizer, "/tokenize", {"prompt": "The capital", "return_token_strs": True, "add_special_tokens": True})
     assert "".join(more["token_strs"]) == "The capital"
     assert len(more["token_strs"]) == more["count"]
+    bare = ask(tokenizer, "/tokenize", {"prompt": "The capital of France", "add_special_tokens": False})
+    own = ask(tokenizer, "/tokenize", {"content": "The capital of France"})
+    assert (bare["tokens"], bare["count"]) == (own["tokens"], len(own["tokens"]))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +102,7 @@ def test_names_that_mean_nothing_are_told(tokenizer: LiveServer) -> None:
     [
         ("/tokenize", {"prompt": ["a", "b"]}, 400, "BadRequestError", "'prompt' must be a non-empty string"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "NotFoundError", "other"),
-        ("/tokenize", {"prompt": "a", "add_special_tokens": False}, 400, "BadRequestError", "add_special_tokens=false"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": 7}, 400, "BadRequestError", "add_special_tokens=7"),
         ("/tokenize", {"prompt": "a", "return_token_strs": 3}, 400, "BadRequestError", "return_token_strs=3"),
         ("/tokenize", {"messages": []}, 400, "BadRequestError", "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, 400, "BadRequestError",

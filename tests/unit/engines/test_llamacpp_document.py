@@ -11,6 +11,7 @@ from jsonschema import Draft4Validator, Draft201909Validator, Draft202012Validat
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, completion, grammar
+from handler.engines.llamacpp.schema import schema_grammar
 from tests.docs.pages import ROOT, fill
 from tests.parameter_matrix import FIELD_VALUES
 from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, cell
@@ -18,8 +19,8 @@ from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, ce
 DOCUMENT = ROOT / "docs" / "llamacpp.md"
 LEG = Leg([1], 5)
 BASE: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
-BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids"}
-"""Fields for which the engine chooses the length and the end of a completion."""
+BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty"}
+"""Fields for which the engine chooses the length, the end and the biases of a completion."""
 
 
 def render() -> str:
@@ -42,6 +43,8 @@ def test_what_is_not_refused_changes_the_request() -> None:
         assert completion(Sampling(**{**BASE, field: FIELD_VALUES[field]}), LEG, 64) != plain, field
     stops = Sampling(**BASE, stop_token_ids=(7,))
     assert completion(stops, LEG._replace(without_end=True), 64)["logit_bias"] == [[7, False]]
+    penalized = completion(Sampling(**BASE), LEG._replace(bias={7: -0.5}, frequency_penalty=0.25), 64)
+    assert (penalized["logit_bias"], penalized["frequency_penalty"]) == ([[7, -0.5]], 0.25)
     guides = {**GUIDES, "regex": "b"}  # the grammar of a choice is that of an expression too
     guided = [
         completion(Sampling(**BASE, structured_output=StructuredOutput(*guide)), LEG, 64) for guide in guides.items()
@@ -107,6 +110,39 @@ def test_schemas_without_ignored_keywords(schema: Any) -> None:
 def test_ignored_keywords_are_refused(schema: Any, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"(ignores|does not enforce) '{keyword}'"):
         grammar(StructuredOutput("json_schema", json.dumps({**A, **schema})))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "minLength": "x"}, "'minLength' in the schema must be a whole number of at least 0"),
+        ({"type": "string", "minLength": 1.5}, "'minLength' in the schema must be a whole number of at least 0"),
+        ({"type": "string", "maxLength": -1}, "'maxLength' in the schema must be a whole number of at least 0"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "'maxLength' in the schema is less than 'minLength'"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "'maxItems' in the schema is less than 'minItems'"),
+        ({"type": "array", "minItems": 2001}, "'minItems' in the schema must be at most 2000 for llama-server"),
+        ({"type": {}}, "'type' in the schema must be one of string, number"),
+        ({"type": "integer", "minimum": "5"}, "'minimum' in the schema must be a number"),
+        ({"type": "string", "pattern": 5}, "'pattern' in the schema must be a string"),
+        ({"type": "object", "properties": {"a": {}}, "required": [1]}, "'required' in the schema must be a list of"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_keyword_and_place(schema: Any, words: str) -> None:
+    for given, place in (
+        (schema, ""),
+        ({"type": "object", "properties": {"a b": {"type": "array", "items": schema}}}, " (at properties.a b.items)"),
+        ({"anyOf": [True, schema]}, " (at anyOf[1])"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)) as caught:
+            grammar(StructuredOutput("json_schema", json.dumps(given)))
+        assert str(caught.value).endswith(place) or not place
+        assert "(at" in str(caught.value) or not place
+
+
+def test_a_whole_number_may_have_a_point() -> None:
+    for name, kind in (("minLength", "string"), ("maxLength", "string"), ("minItems", "array"), ("maxItems", "array")):
+        point, whole = (schema_grammar({"type": kind, name: value}).text for value in (2.0, 2))
+        assert point == whole
 
 
 ENFORCED = {

@@ -399,9 +399,15 @@ def nested(depth: int) -> Any:
             "in an 'allOf' of the schema have no common value",
         ),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no integer within bounds that llama-server can enforce"),
-        ({"type": "number", "exclusiveMinimum": True}, "no number within bounds that llama-server can enforce"),
-        ({"type": "array", "items": {}, "minItems": "1"}, "'minItems' in the schema is not a number of items"),
-        ({"type": "array", "items": {}, "maxItems": -1}, "'maxItems' in the schema is not a number of items"),
+        ({"type": "number", "exclusiveMinimum": True}, "'exclusiveMinimum' in the schema must be a number"),
+        (
+            {"type": "array", "items": {}, "minItems": "1"},
+            "'minItems' in the schema must be a whole number of at least 0",
+        ),
+        (
+            {"type": "array", "items": {}, "maxItems": -1},
+            "'maxItems' in the schema must be a whole number of at least 0",
+        ),
         ({"prefixItems": [{}, {}], "maxItems": 1}, "exactly 2 items for a list of 2 schemas"),
         ({"prefixItems": [{}, {}], "minItems": 3}, "exactly 2 items for a list of 2 schemas"),
         (

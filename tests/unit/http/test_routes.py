@@ -312,6 +312,8 @@ def test_models_are_described_for_each_kind_of_client() -> None:
         assert listed == (await call(app, "/v1/models/model")).value
         assert (listed["id"], listed["created"], listed["max_model_len"]) == ("model", started, 256)
         assert (listed["parent"], listed["input_modalities"]) == (None, ["text", "image", "audio"])
+        assert {"max_tokens", "temperature", "stop", "seed", "presence_penalty"} <= {*listed["supported_parameters"]}
+        assert not {"no_repeat_ngram_size", "messages", "stream"} & {*listed["supported_parameters"]}
         answer = await page(app, "/v1/models", anthropic_version="2023-06-01")
         other, _ = answer.value["data"]
         assert answer.status == (await call(app, "/v1/models")).status == 200
@@ -339,10 +341,15 @@ def test_what_a_model_reads_is_told_by_its_task() -> None:
             (Task.EMBEDDING, ["text"]),
             (Task.RERANK, ["text"]),
         ):
-            changed = dataclasses.replace(context, task=task, no_media={"image": ""})
+            changed = dataclasses.replace(
+                context, task=task, no_media={"image": ""}, unsupported={"frequency_penalty": "it has none"}
+            )
             with mock.patch.object(ServedModel, "context", mock.PropertyMock(return_value=changed)):
                 listed, *_ = (await call(app, "/v1/models")).value["data"]
             assert listed["input_modalities"] == read
+            names = listed["supported_parameters"]
+            assert "frequency_penalty" not in names
+            assert ("presence_penalty" in names) is (task is Task.GENERATION)
 
     in_app(story)
 

@@ -148,6 +148,11 @@ def test_messages_between_agents_are_shown() -> None:
     shown = '<agent_message author="/root" recipient="/root/child">\none\ntwo\n</agent_message>'
     assert [dict(message) for message in request.messages] == [{"role": "user", "content": shown}]
     assert ignored == []
+    secret = {"type": "encrypted_content", "encrypted_content": "gAAAAA=="}
+    for content, text in (([secret], "[encrypted]"), ([*item["content"], secret], "one\ntwo\n[encrypted]")):
+        parsed = parse({"input": [{**said, "content": content}]})
+        assert text in parsed.requests[0].messages[0]["content"]
+        assert parsed.ignored == ["input[].content[].encrypted_content"]
 
 
 @in_one_test(

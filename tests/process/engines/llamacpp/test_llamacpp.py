@@ -257,7 +257,7 @@ def test_log_probabilities_belong_to_their_tokens_if_special_ones_have_no_text()
     """A special token after half a character leaves it incomplete, so llama-server reports neither."""
     pieces = Pieces([b"\xc3", b"\xa4", b"<|im_start|>", b"a"])
     for ids, reported in (([0, 2, 1, 3], [1, 3]), ([3, 0, 2, 3], [3, 3]), ([0, 2], []), ([2, 3], [2, 3])):
-        scores = [{"id": id, "number": number} for number, id in enumerate(reported)]
+        scores = [{"id": id, "number": number, "top_logprobs": [1]} for number, id in enumerate(reported)]
         found = aligned(Tokens(ids, scores, "", len(ids)), pieces)
         assert [score for score in found if score is not None] == scores
         assert all(score is None or score["id"] == id for id, score in zip(ids, found, strict=True))
@@ -290,6 +290,98 @@ def test_parameters(both: Both, fields: dict[str, Any], body: dict[str, Any]) ->
     with engine(model, server) as found:
         for prompt in prompts(server, 6):
             assert ask(found, SAMPLING._replace(**fields), prompt).ids == own(server, prompt, **body)["tokens"]
+
+
+PENALTIES: dict[str, dict[str, Any]] = {
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 0.9},
+    "both": {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+    "negative": {"presence_penalty": -0.5, "frequency_penalty": -0.3},
+    "both, at least 7": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "min_new_tokens": 7},
+    "frequency, with a bias": {"frequency_penalty": 0.9, "logit_bias": ((200, 3.0), (210, 3.0))},
+}
+
+
+def penalized(server: Served, prompt: Sequence[int], sampling: Sampling) -> list[int]:
+    """The greedy response by the definition of the penalties, from the server's log-probabilities of all tokens."""
+    ids = list[int]()
+    while len(ids) < sampling.max_new_tokens:
+        ruled = {"grammar": "root ::= [ -~]+"}  # else it reports none if its own choice ends within a character
+        answer = own(server, [*prompt, *ids], n_predict=1, n_probs=len(server.pieces), **ruled)
+        values = {top["id"]: top["logprob"] for top in answer["completion_probabilities"][0]["top_logprobs"]}
+        for id, bias in sampling.logit_bias:
+            values[id] += bias
+        for id, count in Counter(ids).items():
+            values[id] -= sampling.presence_penalty + count * sampling.frequency_penalty
+        for id in server.eog if len(ids) < sampling.min_new_tokens else ():
+            del values[id]
+        ids.append(max(values, key=lambda id: values[id]))
+        if ids[-1] in server.eog:
+            break
+    return ids
+
+
+@in_one_test("fields", PENALTIES.values(), ids=PENALTIES)
+def test_penalties_count_the_response_and_not_the_prompt(both: Both, fields: dict[str, Any]) -> None:
+    server, model = both
+    sampling = SAMPLING._replace(max_new_tokens=10, **fields)
+    with engine(model, server) as found:
+        for prompt in ([*PROMPT, 200, 200, 210, *range(120, 140)], prompts(server, 3)[2]):
+            result = ask(found, sampling, prompt)
+            assert result.ids == penalized(server, prompt, sampling), fields
+
+
+def test_a_frequency_penalty_of_a_token_that_fills_the_prompt_keeps_its_precision(both: Both) -> None:
+    """32-bit floats would lose the logit in a penalty and a bias of thousands."""
+    server, model = both
+    sampling = SAMPLING._replace(max_new_tokens=3, frequency_penalty=2.0)
+    prompt = [200] * 1200
+    with engine(model, server) as found:
+        assert ask(found, sampling, prompt).ids == penalized(server, prompt, sampling)
+
+
+def test_a_presence_penalty_takes_a_completion_for_each_token_and_a_frequency_penalty_one(
+    server: LlamaServer, model: Path
+) -> None:
+    ascii_only = tuple(id for id, piece in enumerate(server.pieces) if not piece.isascii())
+    plain = SAMPLING._replace(max_new_tokens=6, bad_token_ids=ascii_only, ignore_eos=True)
+    with engine(model, server) as found:
+        ask(found, plain._replace(frequency_penalty=0.5))
+        assert len(server.received) == 1
+        ask(found, plain._replace(presence_penalty=0.5), key=2)
+        assert [body["n_predict"] for body in server.received[1:]] == [1] * 6
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_tokens_of_a_draft_have_their_log_probabilities(server: LlamaServer, model: Path, *, streamed: bool) -> None:
+    """llama-server reports none of accepted draft tokens, or 0 without alternatives if the response is no stream."""
+    sampling = SAMPLING._replace(logprobs=True, top_logprobs=2, max_new_tokens=12)
+    if not streamed:
+        sampling = sampling._replace(structured_output=RULES["choice"][0])
+    with engine(model, server) as found:
+        expected = details(found, sampling)
+        server.drafts = True
+        result = details(found, sampling)
+        assert [result[name] for name in ("ids", "tops", "finish")] == [
+            expected[name] for name in ("ids", "tops", "finish")
+        ]
+        assert result["logprobs"] == pytest.approx(expected["logprobs"])
+        num_asked = len(server.received)
+        assert ask(found, SAMPLING, key=2).ids == own(server, PROMPT)["tokens"]
+        assert len(server.received) == num_asked + 2, "a response without log-probabilities takes one completion"
+
+
+def test_a_reverse_prompt_of_the_server_has_no_effect(server: LlamaServer, model: Path) -> None:
+    with engine(model, server) as found:
+        expected = ask(found)
+        server.stops = [chr(number) for number in range(32, 127)]
+        assert ask(found, key=2) == expected
+
+
+def test_a_server_with_a_grammar_of_its_own_is_refused(server: LlamaServer, model: Path) -> None:
+    server.grammar = "root ::= [0-9]+"
+    with pytest.raises(ConfigError, match=r"was started with --grammar, .*: start it without"), engine(model, server):
+        pass
 
 
 DRAWN = {
@@ -450,6 +542,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"structured_output": RULES["choice"][0], "min_new_tokens": 2},
         "min_new_tokens cannot be combined with structured output on llama-server",
     ),
+    "a presence penalty with a rule": (
+        {"structured_output": RULES["choice"][0], "presence_penalty": 0.5},
+        "presence_penalty cannot be combined with structured output on llama-server",
+    ),
+    **{
+        f"{name} with another": (
+            {name: 0.5, "repetition_penalty": 1.1},
+            "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on llama-server",
+        )
+        for name in ("presence_penalty", "frequency_penalty")
+    },
     "only some tokens, with a penalty": (
         {"allowed_token_ids": (5,), "repetition_penalty": 2.0},
         "allowed_token_ids cannot be combined with repetition_penalty on llama-server",
@@ -686,7 +789,7 @@ def test_tokens_that_never_come_are_not_asked_for_again_and_again(
 
 def test_log_probabilities_of_other_tokens_are_not_taken(server: LlamaServer) -> None:
     score = {"id": 6, "logprob": -1.0, "top_logprobs": []}
-    for wrong in ([], [score], [{**score, "id": 5, "logprob": math.inf}], [{"id": 5}], 7):
+    for wrong in ([score], [{**score, "id": 5, "logprob": math.inf}], [{"id": 5}], 7):
         server.scripts = [(HEAD, event(5, count=1, completion_probabilities=wrong), end(count=1))] * 8
         with engine(None, server) as found:
             result = ask(found, TWO._replace(logprobs=True))

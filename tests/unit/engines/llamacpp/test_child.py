@@ -251,3 +251,16 @@ def test_a_file_on_the_hub_is_downloaded_with_its_parts_and_projector(monkeypatc
     assert asked == ("owner/model", "a-00001-of-00002.gguf", "v1", parts, child.PROJECTOR_PATTERN)
     with pytest.raises(ConfigError, match=r"the name of a .gguf file on the hub, such as owner/model/FILE\.gguf"):
         child.download("owner/model", None)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("-r", "--reverse-prompt", "--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
+        *("--spec-synth-len", "--spec-synth-rates", "--json_schema_file"),
+    ],
+)
+def test_flags_that_change_responses_are_refused_by_name(flag: str) -> None:
+    config = EngineConfig(Config(engine_options={"llama_server_args": (flag, "x")}))
+    with pytest.raises(ConfigError, match=f"{flag.replace('_', '-')} is refused: "):
+        child.check_flags(config)
