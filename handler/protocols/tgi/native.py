@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.media import MEDIA
 from handler.core.text import Prompt, spans
+from handler.core.tgi_version import NEWEST, TgiVersion
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
@@ -330,6 +331,7 @@ class Tgi(TgiFormat, Dialect):
         array: whether a non-streaming response is wrapped in an array.
         streams: whether the route streams. If it is None, `stream` in the body decides.
         full_text: whether the text begins with the prompt by default.
+        version: the release of TGI whose defaults and limit of new tokens apply.
     """
 
     special_in_text = False
@@ -341,8 +343,17 @@ class Tgi(TgiFormat, Dialect):
 
     errors: TgiErrors
 
-    def __init__(self, name: str, *, array: bool = False, streams: bool | None = None, full_text: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        array: bool = False,
+        streams: bool | None = None,
+        full_text: bool = False,
+        version: TgiVersion = NEWEST,
+    ) -> None:
         self.name = name
+        self._version = version
         self.array = array
         self._streams = streams
         self._full_text = full_text
@@ -358,6 +369,8 @@ class Tgi(TgiFormat, Dialect):
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = read_body(body)
+        if not self._version.samples_alone:
+            read = read._replace(has_parameters=True)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
         params, lacking = _sampling_inferred(read, context)
@@ -374,7 +387,8 @@ class Tgi(TgiFormat, Dialect):
         return self.errors
 
     def _request(self, read: Body, params: Mapping[str, Any], context: ServerContext) -> Request:
-        parameters = read_all(params, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
+        most = self._version.max_new_tokens
+        parameters = read_all(params, context, defaults={**TGI_DEFAULTS, "max_new_tokens": most or ANY}, table=TABLE)
         sampling = parameters.sampling
         details = params.get("details", False) or sampling.prompt_logprobs
         return Request(
@@ -384,8 +398,8 @@ class Tgi(TgiFormat, Dialect):
             details=details,
             full_text=params.get("return_full_text", self._full_text),
             adapter=parameters.others.get("adapter"),
-            fill_context="max_new_tokens" not in params,
-            min_free_tokens=SLICE,
+            fill_context="max_new_tokens" not in params and most is None,
+            min_free_tokens=SLICE if self._version >= (3, 0) else None,
         )
 
     # -- writing -------------------------------------------------------------------------------------------------
