@@ -255,9 +255,9 @@ def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, An
     if container.kind in _OF_AWS:
         server = _OF_AWS[container.kind]
         yield "option.openai_compat", True, f"{server}'s default: its /invocations speaks OpenAI's API"
-    if (server := _NAMES_MODEL.get(container.kind)) is not None:
+    if (namer := _NAMES_MODEL.get(container.kind)) is not None:
         names = [result.model_id or MODEL_DATA, *(["*"] if container.kind == "tgi" else [])]
-        yield "option.served_model_name", ",".join(names), f"{server}'s name for the model in chats"
+        yield "option.served_model_name", ",".join(names), f"{namer}'s name for the model in chats"
     if container.kind == "tgi":
         yield "option.tgi_version", container.release or _LAST_TGI, "TGI's schema, statuses and defaults"
         yield "option.generation_config", "vllm", "TGI takes no sampling defaults from the model"

@@ -12,7 +12,7 @@ from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.schema import Count
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
-from handler.protocols.openai.request import OpenAiDialect
+from handler.protocols.openai.request import OpenAiDialect, read_model
 from handler.protocols.tgi.api import TgiError, TgiErrors
 from handler.protocols.tgi.native import Tgi
 
@@ -41,7 +41,7 @@ _ERRORS = TgiChatErrors()
 
 
 class _InTgi(OpenAiDialect):
-    """The errors of TGI, and its name `tgi` for the model that it serves."""
+    """The errors of TGI, and its names of the model: `tgi` in requests, and the model's own in responses."""
 
     errors = _ERRORS
 
@@ -49,7 +49,8 @@ class _InTgi(OpenAiDialect):
         self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
     ) -> tuple[str, Adapter | None]:
         named = {**body, "model": None} if body.get("model") == "tgi" else body
-        return super().read_model(named, context, request_context)
+        own = "" if context.config.served_model_name else context.config.model_id or ""
+        return read_model(named, context, request_context, own)
 
 
 class TgiChat(_InTgi, OpenAiChat):
