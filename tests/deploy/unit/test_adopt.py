@@ -83,6 +83,51 @@ def test_a_field_that_aws_does_not_have_is_said(tmp_path: Path) -> None:
     assert "ResponseMetadata" not in text
 
 
+def role(name: str) -> str:
+    return f"arn:aws:iam::123456789012:role/{name}"
+
+
+@in_one_test(
+    ("roles", "chosen"),
+    [
+        ({"model": "m"}, "m"),
+        ({"config": "c"}, "c"),
+        ({"variant": "v"}, "v"),
+        ({"model": "m", "config": "c"}, "m"),
+        ({"variant": "v", "model": "m", "config": "c"}, "v"),
+        ({"model": "m", "config": "m"}, "m"),
+        ({"model": "m", "other": "o", "config": "c"}, "m"),
+    ],
+)
+def test_no_role_is_dropped_without_a_word(roles: dict[str, str], chosen: str, tmp_path: Path) -> None:
+    def with_role(name: str, **fields: Any) -> dict[str, Any]:
+        return {**fields, **({"ExecutionRoleArn": role(roles[name])} if name in roles else {})}
+
+    container = PLAIN.model["PrimaryContainer"]
+    models = [with_role("model", ModelName="a", PrimaryContainer=container)]
+    components, of_variant = [], {"ModelName": "a"}
+    if "other" in roles:
+        changed = {**container, "Environment": {**container["Environment"], "OPTION_MAX_ROLLING_BATCH_SIZE": "9"}}
+        models.append(with_role("other", ModelName="b", PrimaryContainer=changed))
+        components = [
+            {"InferenceComponentName": name, "Specification": {
+                "ModelName": name, "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024}}}
+            for name in "ab"
+        ]  # fmt: skip
+        of_variant = {}
+    variant = with_role("variant", VariantName="AllTraffic", InstanceType="ml.g5.2xlarge", **of_variant)
+    content = {
+        **({"Models": models, "Components": components} if components else {"Model": models[0]}),
+        "EndpointConfig": with_role("config", ProductionVariants=[variant]),
+    }
+    path = file(tmp_path, content)
+    assert made(path, Wishes(name="chat"))["role"] == role(chosen)
+    text = path.with_suffix(".yaml").read_text()
+    for name in {*roles.values()} - {chosen}:
+        assert f"ExecutionRoleArn={role(name)} of the" in text
+    assert made(path, Wishes(name="chat", role=role("mine")))["role"] == role("mine")
+
+
 def test_a_component_without_copies_gets_one_as_aws_creates_none_with_0(tmp_path: Path) -> None:
     component = {
         "InferenceComponentName": "ic",
@@ -429,7 +474,7 @@ def test_names_of_tgi_become_options() -> None:
         "llm_engine": "vllm", "job_queue_size": 128,
         "tgi_version": "3.3", "served_model_name": "a/b,*", "generation_config": "vllm",
     }  # fmt: skip
-    assert str(read_tgi_version(found.options["tgi_version"])) == str(NEWEST)
+    assert str(read_tgi_version(str(found.options["tgi_version"]))) == str(NEWEST)
     assert (found.model_id, found.context) == ("a/b", 2048)
 
 
