@@ -359,15 +359,15 @@ def _override(settings: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str
 
 def _role(result: Adopted, source: Source, variant: Json, served: Sequence[ServingContainer], wishes: Wishes) -> str:
     """Return the execution role: the user's, or the first in the source. Report the source's other roles."""
-    by_place = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
-    by_place["the endpoint configuration"] = source.config
-    roles = {place: fields["ExecutionRoleArn"] for place, fields in by_place.items() if fields.get("ExecutionRoleArn")}
+    by_owner = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
+    by_owner["the endpoint configuration"] = source.config
+    roles = {owner: fields["ExecutionRoleArn"] for owner, fields in by_owner.items() if fields.get("ExecutionRoleArn")}
     role = wishes.role or next(iter(roles.values()), None)
     if not role:
         raise SpecError("no execution role is known", "Pass its ARN as --role ARN.")
     if wishes.role is None:
         reason = "a specification has one role, which needs the permissions of this one too"
-        others = (f"ExecutionRoleArn={arn} of {place}" for place, arn in roles.items() if arn != role)
+        others = (f"ExecutionRoleArn={arn} of {owner}" for owner, arn in roles.items() if arn != role)
         result.unmapped += [(other, reason) for other in others]
     return str(role)
 

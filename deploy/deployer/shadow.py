@@ -94,7 +94,7 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     (config_request,) = (item.request for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
     shadow = _variant(config_request["ProductionVariants"][0], _weight(endpoint, served), share)
     content = {**_creation_fields(served.description), "ShadowProductionVariants": [shadow]}
-    if spec.capture is not None:  # what the shadow answers is only in a capture
+    if spec.capture is not None:  # SageMaker discards the shadow's responses otherwise
         content[_CAPTURE] = config_request[_CAPTURE]
     config = _config(spec.name, content, [*config_request["Tags"], {"Key": TAG_BEFORE, "Value": before(live)}], models)
     return (*models, config, _serving(spec.name, config.name, _kept(content, served.description)))

@@ -250,7 +250,7 @@ def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
     With `tgi_compat`, responses have the format of Hugging Face's containers. With `openai_compat`, chats get the same
-    responses as on /v1/chat/completions. With `tgi_version`, all bodies are answered as in that release of TGI. In
+    responses as on /v1/chat/completions. With `tgi_version`, all responses are as in that release of TGI. In
     LMI's async mode, the trtllm engine has its own dialects.
     """
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema

@@ -50,7 +50,7 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Parts of a multimodal model's config.json that describe the language model. One may contain another."""
 
-_MOST_PARTS = 4
+_MAX_PARTS = 4
 
 
 class Config:
@@ -59,7 +59,7 @@ class Config:
     def __init__(self, whole: Mapping[str, Any]) -> None:
         self._values = dict(whole)
         text: Mapping[str, Any] = whole
-        for _ in range(_MOST_PARTS):
+        for _ in range(_MAX_PARTS):
             parts = (text.get(key) for key in _TEXT_PARTS)
             text = next((part for part in parts if isinstance(part, Mapping)), {})
             self._values |= text

@@ -288,10 +288,10 @@ def runs(config: Config) -> list[int]:
         outer = [config.explicit(name, default=0) for name in ("n_input_layers", "n_output_layers")]
         section = range(outer[0], layers - outer[1])
     repeated = [*range(section.start, min(section.stop, layers))]
-    return [*range(layers), *repeated * (min(times, _MOST_RUNS) - 1)]
+    return [*range(layers), *repeated * (min(times, _MAX_RUNS) - 1)]
 
 
-_MOST_RUNS = 64
+_MAX_RUNS = 64
 
 
 def _heads_by_layer(config: Config, caching_layers: Sequence[LayerKind]) -> tuple[int, ...]:

@@ -48,9 +48,9 @@ class _InTgi(OpenAiDialect):
     def read_model(
         self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
     ) -> tuple[str, Adapter | None]:
-        named = {**body, "model": None} if body.get("model") == "tgi" else body
+        fields = {**body, "model": None} if body.get("model") == "tgi" else body
         own = "" if context.config.served_model_name else context.config.model_id or ""
-        return read_model(named, context, request_context, own)
+        return read_model(fields, context, request_context, own)
 
 
 class TgiChat(_InTgi, OpenAiChat):

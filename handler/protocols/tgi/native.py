@@ -353,7 +353,8 @@ class Tgi(TgiFormat, Dialect):
         version: TgiVersion = NEWEST,
     ) -> None:
         self.name = name
-        self._version = version
+        self._max_new_tokens, self._samples_alone = version.max_new_tokens, version.samples_alone
+        self._min_free_tokens = SLICE if version >= (3, 0) else None
         self.array = array
         self._streams = streams
         self._full_text = full_text
@@ -369,7 +370,7 @@ class Tgi(TgiFormat, Dialect):
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = read_body(body)
-        if not self._version.samples_alone:
+        if not self._samples_alone:
             read = read._replace(has_parameters=True)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
@@ -387,8 +388,8 @@ class Tgi(TgiFormat, Dialect):
         return self.errors
 
     def _request(self, read: Body, params: Mapping[str, Any], context: ServerContext) -> Request:
-        most = self._version.max_new_tokens
-        parameters = read_all(params, context, defaults={**TGI_DEFAULTS, "max_new_tokens": most or ANY}, table=TABLE)
+        defaults = {**TGI_DEFAULTS, "max_new_tokens": self._max_new_tokens or ANY}
+        parameters = read_all(params, context, defaults=defaults, table=TABLE)
         sampling = parameters.sampling
         details = params.get("details", False) or sampling.prompt_logprobs
         return Request(
@@ -398,8 +399,8 @@ class Tgi(TgiFormat, Dialect):
             details=details,
             full_text=params.get("return_full_text", self._full_text),
             adapter=parameters.others.get("adapter"),
-            fill_context="max_new_tokens" not in params and most is None,
-            min_free_tokens=SLICE if self._version >= (3, 0) else None,
+            fill_context="max_new_tokens" not in params and self._max_new_tokens is None,
+            min_free_tokens=self._min_free_tokens,
         )
 
     # -- writing -------------------------------------------------------------------------------------------------
