@@ -407,6 +407,8 @@ def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
     key = "option.async_mode"
     if config.async_mode and not config.async_schema and not java:  # Java's async mode does not depend on the release
         yield f"no effect on responses: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
+    if config.tgi_version is not None and config.tgi_compat:
+        yield f"ignored: option.tgi_compat ({config.where('option.tgi_compat')}), because option.tgi_version is set"
     if not config.async_schema:
         return
     if config.of_tgi:

@@ -256,7 +256,7 @@ def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
         return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_INVOCATIONS[task]
-    if config.tgi_version is not None:
+    if config.tgi_version is not None and not asynchronous:
         prompts, chat, completions = tgi_invocations(config.tgi_version)
         otherwise = "messages" if config.openai_compat else None
         return DispatchByOpenAi(prompts, _dialects_by_field(chat, completions), otherwise=otherwise)

@@ -267,6 +267,14 @@ def test_a_release_has_its_own_defaults_on_invocations(
         assert not request.sampling.do_sample
 
 
+def test_limits_that_an_operator_of_tgi_may_raise_are_the_engines_on_invocations() -> None:
+    body = {"inputs": "a", "parameters": {"stop": list("abcdefgh"), "top_n_tokens": 6}}
+    with pytest.raises(OutOfRange, match="up to 4 stop sequences"):
+        ROOT.parse(body, ABLE)
+    (request,) = choose(Config(tgi_version=read_tgi_version("3.3"))).parse(body, ABLE).requests
+    assert (len(request.sampling.stop), request.sampling.top_logprobs) == (8, 6)
+
+
 def test_chats_name_the_model_as_tgi_does() -> None:
     config = Config(tgi_version=read_tgi_version("3.3"), model_id="a/b")
     context = with_options(ABLE, model_id="a/b")
