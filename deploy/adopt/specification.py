@@ -144,7 +144,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result = Adopted({"name": name})
     content = result.content
     result.put("region", wishes.region or source.region)
-    content["role"] = _role(source, first.model, wishes)
+    content["role"] = _role(result, source, variant, [first, *different], wishes)
     content["image"] = _image(wishes.image, reading.container, first.container, variant)
     content["model"] = _model(result, first.container, reading, wishes)
     result.put("options", reading.settings.options)
@@ -357,10 +357,18 @@ def _override(settings: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str
     return {key: settings.get(key) for key in (*settings, *whole) if settings.get(key) != whole.get(key)}
 
 
-def _role(source: Source, model: Json, wishes: Wishes) -> str:
-    role = wishes.role or model.get("ExecutionRoleArn") or source.config.get("ExecutionRoleArn")
+def _role(result: Adopted, source: Source, variant: Json, served: Sequence[ServingContainer], wishes: Wishes) -> str:
+    """Return the execution role: the user's, or the first in the source. Report the source's other roles."""
+    by_owner = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
+    by_owner["the endpoint configuration"] = source.config
+    roles = {owner: fields["ExecutionRoleArn"] for owner, fields in by_owner.items() if fields.get("ExecutionRoleArn")}
+    role = wishes.role or next(iter(roles.values()), None)
     if not role:
         raise SpecError("no execution role is known", "Pass its ARN as --role ARN.")
+    if wishes.role is None:
+        reason = "a specification has one role, which needs the permissions of this one too"
+        others = (f"ExecutionRoleArn={arn} of {owner}" for owner, arn in roles.items() if arn != role)
+        result.unmapped += [(other, reason) for other in others]
     return str(role)
 
 

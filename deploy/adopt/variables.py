@@ -17,6 +17,7 @@ from deploy.data import table
 from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve.instances import LLAMACPP
+from deploy.resources.environment import MODEL_DATA
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.implied import as_lmi_reads, selected_engine
@@ -122,6 +123,14 @@ _READERS = {
 
 _OF_AWS = {"vllm": "vLLM", "sglang": "SGLang", "llama-cpp": "llama.cpp"}
 """Maps each kind of AWS's images that speak OpenAI's API on /invocations to the name of its server."""
+
+
+_NAMES_MODEL = {"tgi": "TGI", "vllm": "vLLM", "sglang": "SGLang"}
+"""Maps each kind of container that names the model in chats by its path or its name on the hub to its server's name."""
+
+
+_LAST_TGI = "3.3"
+"""TGI's last release, to which a tag without a release refers."""
 
 
 @dataclass
@@ -246,8 +255,12 @@ def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, An
     if container.kind in _OF_AWS:
         server = _OF_AWS[container.kind]
         yield "option.openai_compat", True, f"{server}'s default: its /invocations speaks OpenAI's API"
+    if (namer := _NAMES_MODEL.get(container.kind)) is not None:
+        names = [result.model_id or MODEL_DATA, *(["*"] if container.kind == "tgi" else [])]
+        yield "option.served_model_name", ",".join(names), f"{namer}'s name for the model in chats"
     if container.kind == "tgi":
-        yield "option.tgi_compat", True, "TGI's response format; as in LMI, max_new_tokens is 30 by default"
+        yield "option.tgi_version", container.release or _LAST_TGI, "TGI's schema, statuses and defaults"
+        yield "option.generation_config", "vllm", "TGI takes no sampling defaults from the model"
         yield "job_queue_size", 128, "TGI's default of max_concurrent_requests"
         for key, (value, remark) in _of_tgi(container.release).items():
             if key not in _DEGREES or not result.keys.keys() & _DEGREES:

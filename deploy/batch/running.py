@@ -87,13 +87,14 @@ def create(aws: Aws, job: TransformJob, name: str) -> None:
             ) from None
 
 
-def describe(aws: Aws, name: str) -> dict[str, Any]:
-    """Return AWS's description of a transform job.
+def describe(aws: Aws, name: str, *, is_new: bool = False) -> dict[str, Any]:
+    """Return AWS's description of a transform job. A job that was created just before may appear a little later.
 
     Raises:
         NotThere: the job does not exist.
     """
-    response = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
+    request = {"TransformJobName": name}
+    response = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", request, is_new=is_new))
     if response is None:
         raise NotThere(f"there is no transform job {name} in {aws.region}", "Check the name and --region.")
     return response
@@ -108,8 +109,11 @@ def stop(aws: Aws, name: str) -> str:
     return f"{name} is Stopping."
 
 
-def wait(aws: Aws, name: str, report: Report) -> list[str]:
+def wait(aws: Aws, name: str, report: Report, *, is_new: bool = False) -> list[str]:
     """Wait until a job ends, and return the URIs of its outputs.
+
+    Args:
+        is_new: whether the job was created just before.
 
     Raises:
         Failed: the job failed or was stopped. The advice contains the end of the log and the outputs written so far.
@@ -119,7 +123,7 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
 
     def read() -> tuple[dict[str, Any], str]:
         nonlocal total
-        job = describe(aws, name)
+        job = describe(aws, name, is_new=is_new)
         total = _total(aws, job) if total is None else total
         return job, _phase(aws, job, total)
 

@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.no_wait:
         say(console, _later(name, aws.region))
         return 0
-    return _wait(console, aws, name)
+    return _wait(console, aws, name, is_new=True)
 
 
 def _settings(arguments: argparse.Namespace) -> list[str]:
@@ -116,10 +116,10 @@ def _summary(spec: Spec, job: TransformJob, prices: Prices) -> str:
     )
 
 
-def _wait(console: Console, aws: Aws, name: str) -> int:
+def _wait(console: Console, aws: Aws, name: str, *, is_new: bool = False) -> int:
     try:
         with interruptible(), live_progress(console) as report:
-            uris = wait(aws, name, report)
+            uris = wait(aws, name, report, is_new=is_new)
     except KeyboardInterrupt as interrupt:
         print(f"Interrupted. {_later(name, aws.region)}", file=sys.stderr)
         return status_of(interrupt)

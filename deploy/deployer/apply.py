@@ -17,10 +17,10 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_deploy_error, is_missing, unless_missing
-from deploy.deployer.calls import CALLS, call, identity_of, is_duplicate, is_there, removal, show
+from deploy.deployer.calls import CALLS, CONSISTENCY_SECONDS, call, identity_of, is_duplicate, is_there, removal, show
 from deploy.deployer.live import Live, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
-from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
+from deploy.deployer.wait import Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
 from deploy.resources.resource import (
     FAILED,

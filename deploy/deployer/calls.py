@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, ParamValidationError
 
-from deploy.aws import Aws, error_code, pages, unless_missing
+from deploy.aws import Aws, error_code, is_missing, pages, unless_missing
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 from deploy.errors import DeployError, Refused
 from deploy.resources.resource import TAG_DEPLOYMENT, Json, Kind, Resource, tag_list, tag_map
@@ -95,6 +95,15 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
 
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
+_MAKING = ("create_", "update_", "register_", "put_", "add_", "tag_")
+"""Beginnings of the names of methods whose requests may name a resource that was created just before."""
+
+_NOT_YET_TRUSTED = re.compile("could not assume|cannot be assumed|unable to assume|ensure that the role", re.IGNORECASE)
+"""Matches SageMaker's messages about a role whose policies IAM may not have distributed yet."""
+
+CONSISTENCY_SECONDS = 60.0
+"""Seconds after a call during which AWS may still describe the previous state, without the new resource or version."""
+
 _UNKNOWN = re.compile(r'Unknown parameter in (\S+): "(\w+)"')
 """Matches botocore's message about a field that it does not know. Fields added in 2026 need a recent botocore."""
 
@@ -115,18 +124,28 @@ def is_duplicate(error: ClientError) -> bool:
 
 
 def call(
-    aws: Aws, service: str, operation: str, request: Json, *, is_due: Callable[[], bool] = lambda: True
+    aws: Aws,
+    service: str,
+    operation: str,
+    request: Json,
+    *,
+    is_due: Callable[[], bool] = lambda: True,
+    is_new: bool = False,
 ) -> dict[str, Any]:
     """Call AWS, and retry for up to five minutes while another change is in progress or AWS throttles the calls.
 
+    A call that creates or changes something is retried for a minute if AWS does not see what the request names, because
+    that may be new (CreateEndpoint in SageMaker's API reference asks for it). So is another call with `is_new`.
+
     Args:
         is_due: function that is called before each attempt. If it returns False, `call` returns {} without calling AWS.
+        is_new: whether the request names what was created just before.
 
     Raises:
         ClientError: the last attempt failed, or an attempt failed with an error that is not retried.
         DeployError: the installed boto3 does not know a field of the request.
     """
-    client = aws.client(service)
+    client, waited = aws.client(service), 0.0
     for seconds in (*_PAUSES, None):
         if not is_due():
             return {}
@@ -141,9 +160,11 @@ def call(
                 f"{operation}: the installed boto3 does not know {fields}", "Update it: pip install --upgrade boto3"
             ) from None
         except ClientError as error:
-            if seconds is None or not _is_retryable(error):
+            names_new = waited < CONSISTENCY_SECONDS and (is_new or operation.startswith(_MAKING))
+            if seconds is None or not (_is_retryable(error) or (names_new and _may_appear(error))):
                 raise
         pause(seconds)
+        waited += seconds
     raise AssertionError("the last try returns or raises")
 
 
@@ -206,6 +227,12 @@ def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[st
     if kind is Kind.ALARM:
         return "tag_resource", {"ResourceARN": arn, "Tags": tag_list(tags)}
     return "add_tags", {"ResourceArn": arn, "Tags": tag_list(tags)}
+
+
+def _may_appear(error: ClientError) -> bool:
+    """Return whether AWS does not see a resource or a role that may be new. Files in S3 are visible at once."""
+    message = str(error.response.get("Error", {}).get("Message", ""))
+    return (is_missing(error) and "model data" not in message.lower()) or bool(_NOT_YET_TRUSTED.search(message))
 
 
 def _is_retryable(error: ClientError) -> bool:

@@ -34,7 +34,7 @@ from deploy.service_model import sagemaker
 from deploy.spec import Spec
 
 _LIVE_WEIGHT, _FIRST_WEIGHT = "DesiredWeight", "InitialVariantWeight"
-_RETAINED = {"RetainAllVariantProperties": True}
+_CAPTURE = "DataCaptureConfig"
 _AGAIN = "Run this again when the endpoint is InService."
 _DELETE = "Have its owner delete it first."
 
@@ -94,8 +94,10 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     (config_request,) = (item.request for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
     shadow = _variant(config_request["ProductionVariants"][0], _weight(endpoint, served), share)
     content = {**_creation_fields(served.description), "ShadowProductionVariants": [shadow]}
+    if spec.capture is not None:  # SageMaker discards the shadow's responses otherwise
+        content[_CAPTURE] = config_request[_CAPTURE]
     config = _config(spec.name, content, [*config_request["Tags"], {"Key": TAG_BEFORE, "Value": before(live)}], models)
-    return (*models, config, _serving(spec.name, config.name))
+    return (*models, config, _serving(spec.name, config.name, _kept(content, served.description)))
 
 
 def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
@@ -125,8 +127,10 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
     """
     _refuse_other_shadow(desired, live)
     refuse_foreign([item for item in desired if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)], live, _DELETE)
+    (config,) = (item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG)
+    kept = _kept(config, {} if live.config is None else live.config.description)
     retaining = [
-        replace(item, update={**item.update, **_RETAINED}) if item.kind is Kind.ENDPOINT else item for item in desired
+        replace(item, update={**item.update, **kept}) if item.kind is Kind.ENDPOINT else item for item in desired
     ]
     promotion = plan(retaining, live, keep=keep, adopt=True)
     gone = {action.key for action in promotion.actions if action.verb is Verb.DELETE}
@@ -165,15 +169,17 @@ def plan_end(live: Live) -> Plan:
     keep = {before(live)}
     if endpoint is not None and config is not None:
         name = config.tags[TAG_BEFORE]
-        if live.get(Kind.ENDPOINT_CONFIG, (name,)) is None:
+        previous = live.get(Kind.ENDPOINT_CONFIG, (name,))
+        if previous is None:
             copy = _without_shadow(live, config)
             name = copy.name
             back += action_of(copy, live, ())
         keep = {name}
-        back += action_of(_serving(endpoint.name, name), live, ())
+        kept = _kept((config if previous is None else previous).description, config.description)
+        back += action_of(_serving(endpoint.name, name, kept), live, ())
     elif endpoint is not None and endpoint.mixed and any(TAG_BEFORE in item.tags for item in live.owned):
         # The update that added the shadow could not be rolled back, so parts of the endpoint may still use it.
-        back += action_of(_serving(endpoint.name, before(live)), live, ())
+        back += action_of(_serving(endpoint.name, before(live), _kept({}, {})), live, ())
     left = [removal_of(item, "") for item in _removable_parts(live, keep)]
     return Plan(live.deployment, (*back, *left))
 
@@ -318,10 +324,26 @@ def _config(deployment: str, content: Json, tags: Sequence[Json], models: Sequen
     return Resource(Kind.ENDPOINT_CONFIG, name, request, needs=tuple(model.key for model in models))
 
 
-def _serving(name: str, config: str) -> Resource:
-    """Return the endpoint with another configuration. Its variants keep their instances, weights and data capture."""
+def _serving(name: str, config: str, kept: Json) -> Resource:
+    """Return the endpoint with another configuration.
+
+    Args:
+        kept: fields of the update from `_kept`.
+    """
     request = {"EndpointName": name, "EndpointConfigName": config}
-    return Resource(Kind.ENDPOINT, name, request, update={**request, **_RETAINED})
+    return Resource(Kind.ENDPOINT, name, request, update={**request, **kept})
+
+
+def _kept(desired: Json, current: Json) -> dict[str, Any]:
+    """Return the fields of an update that keep the variants' instances and weights, and an unchanged data capture.
+
+    Args:
+        desired, current: the configurations after and before the update.
+    """
+    fields: dict[str, Any] = {"RetainAllVariantProperties": True}
+    if desired.get(_CAPTURE) != current.get(_CAPTURE):
+        fields["ExcludeRetainedVariantProperties"] = [{"VariantPropertyType": _CAPTURE}]
+    return fields
 
 
 def _shadow_config(live: Live) -> LiveResource | None:

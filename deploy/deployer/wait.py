@@ -28,9 +28,6 @@ _LOG_TAIL = 40
 
 T = TypeVar("T")
 
-CONSISTENCY_SECONDS = 60.0
-"""Seconds after a call during which AWS may still describe the previous state, without the new resource or version."""
-
 
 class Time(Protocol):
     """The functions of the `time` module that are needed for waiting."""

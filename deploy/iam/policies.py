@@ -189,7 +189,8 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("Logs", "logs:DeleteLogGroup DescribeLogStreams FilterLogEvents GetLogEvents", Arns.logs),
         # Reading the images, and `docker push` to the account's repositories
         Row("Image", "ecr:DescribeImages BatchCheckLayerAvailability BatchGetImage CompleteLayerUpload"
-            " GetDownloadUrlForLayer InitiateLayerUpload PutImage UploadLayerPart", Arns.account_repositories),
+            " GetDownloadUrlForLayer GetRepositoryPolicy InitiateLayerUpload PutImage UploadLayerPart",
+            Arns.account_repositories),
         Row("Image", f"ecr:DescribeImages {_PULL}",
             lambda a: [] if a.account_repositories() else a.repositories()),
         Row("ImageRead", f"ecr:DescribeImages {_PULL}", lambda a: [

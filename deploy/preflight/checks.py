@@ -20,7 +20,7 @@ from deploy.iam.simulation import denials
 from deploy.preflight.bidirectional import bidirectional as bidirectional_streams
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.key import key, topics
-from deploy.preflight.model import image, model, secret
+from deploy.preflight.model import image, model, never_pulled, secret
 from deploy.resolve.decision import Decision
 from deploy.resolve.model.files import OPENER
 from deploy.resources.resource import TAG_DEPLOYMENT, tag_map
@@ -182,6 +182,9 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
     return checks
 
 
+_ATTACH = "Attach the policy that `lmi deploy iam --who execution-role` prints."
+
+
 def _role(context: Context) -> Check:
     """Check that the role exists, trusts SageMaker, and may do what the container needs, such as pulling the image."""
     arn = context.spec.role
@@ -205,9 +208,11 @@ def _role(context: Context) -> Check:
         advice = "Allow iam:SimulatePrincipalPolicy on the role, as in the policy of `lmi deploy iam --who deployer`."
         return warning("role", f"{arn}: permissions not checked: {failure}", advice)
     if denied:
-        actions = ", ".join(dict.fromkeys(need.action for need in denied))
+        actions = ", ".join(names := dict.fromkeys(need.action for need in denied))
+        if reason := never_pulled(context, names):
+            return error("role", f"{arn} is not allowed {actions}, {reason}", _ATTACH)
         advice = (
-            "Attach the policy that `lmi deploy iam --who execution-role` prints. "
+            f"{_ATTACH} "
             "Policies of buckets, keys and repositories, which are not checked, may also allow these actions."
         )
         return warning("role", f"{arn} is not allowed {actions}", advice)

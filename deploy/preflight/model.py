@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -181,6 +181,26 @@ def image(context: Context) -> Check:
         if size > _LARGE
         else ok("image", f"{match['repository']}@{result['imageDigest'][:19]}, {format_size(size)}")
     )
+
+
+def never_pulled(context: Context, denied: Collection[str]) -> str:
+    """Return why the role, which is denied these actions, cannot pull an image of its own account, or "".
+
+    The policy of the repository may also allow a pull, but not the login before it.
+    """
+    match = ECR_URI.fullmatch(context.decision.image)
+    in_account = match is not None and match["account"] == context.spec.role.split(":")[4]
+    if match is None or not in_account or not any(action.startswith("ecr:") for action in denied):
+        return ""
+    if "ecr:GetAuthorizationToken" in denied:
+        return "so it cannot pull the image"
+    which, _ = _names(match)
+    try:
+        context.aws.client("ecr").get_repository_policy(**which)
+    except ClientError as failure:
+        if error_code(failure) == "RepositoryPolicyNotFoundException":
+            return f"so it cannot pull the image: the repository {match['repository']} has no policy that allows it"
+    return ""
 
 
 def image_labels(context: Context) -> dict[str, str] | None:

@@ -58,8 +58,13 @@ class Config(Options):
         """
         if self.async_mode is not None:
             return self.async_mode and self.lmi_version >= ASYNC_SINCE
-        chosen = self.rolling_batch != "auto" or self.batch_size > 1 or self.tgi_compat or self.openai_compat
+        chosen = self.rolling_batch != "auto" or self.batch_size > 1 or self.of_tgi or self.openai_compat
         return self.lmi_version >= ASYNC_BY_DEFAULT_SINCE and not chosen
+
+    @property
+    def of_tgi(self) -> bool:
+        """Return whether responses on /invocations have TGI's format."""
+        return self.tgi_compat or self.tgi_version is not None
 
     @property
     def stateful_sessions(self) -> bool:

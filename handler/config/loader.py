@@ -407,12 +407,21 @@ def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
     key = "option.async_mode"
     if config.async_mode and not config.async_schema and not java:  # Java's async mode does not depend on the release
         yield f"no effect on responses: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
+    if config.tgi_version is not None and config.tgi_compat:
+        yield f"ignored: option.tgi_compat ({config.where('option.tgi_compat')}), because option.tgi_version is set"
     if not config.async_schema:
         return
-    if config.tgi_compat:
-        yield _lost("option.tgi_compat", config)
+    if config.of_tgi:
+        yield _lost(_tgi_option(config)[0], config)
     if config.output_formatter in ("json", "jsonlines", "sse"):  # any other name is a user's formatter
         yield _lost("option.output_formatter", config)
+
+
+def _tgi_option(config: Config) -> tuple[str, str]:
+    """Return the option that selects TGI's format, and its value."""
+    if config.tgi_version is None:
+        return "option.tgi_compat", "true"
+    return "option.tgi_version", str(config.tgi_version)
 
 
 def _coarser(config: Config) -> Iterator[str]:
@@ -486,6 +495,6 @@ def _contradictions(config: Config, problems: Iterable[Problem]) -> Iterator[Pro
         if config.enable_streaming and config.batch_size > 1:
             text = "option.enable_streaming=true needs batch_size=1"
             yield against("option.enable_streaming", text, "batch_size", config.batch_size)
-        if config.tgi_compat:
-            text = "option.tgi_compat=true is for rolling batch"
-            yield against("option.tgi_compat", text, "option.rolling_batch", "disable")
+        if config.of_tgi:
+            key, value = _tgi_option(config)
+            yield against(key, f"{key}={value} is for rolling batch", "option.rolling_batch", "disable")

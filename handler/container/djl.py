@@ -106,7 +106,7 @@ def make_model(
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
-        mode = _ASYNC if since >= ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
+        mode = _ASYNC if since >= ASYNC_SINCE and not config.of_tgi else _ROLLING  # async mode has no TGI format
     _write(file, [*lines, *mode, properties, *arguments.options, *_rolling_batch(config)])
     _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:

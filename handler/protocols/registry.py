@@ -30,6 +30,7 @@ from handler.protocols.openai.request import read_model
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses, ResponsesCompaction, ResponsesCount
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
+from handler.protocols.tgi.invocations import tgi_invocations
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
@@ -250,11 +251,16 @@ def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
     With `tgi_compat`, responses have the format of Hugging Face's containers. With `openai_compat`, chats get the same
-    responses as on /v1/chat/completions. In LMI's async mode, the trtllm engine has its own dialects.
+    responses as on /v1/chat/completions. With `tgi_version`, all responses are as in that release of TGI. In
+    LMI's async mode, the trtllm engine has its own dialects.
     """
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
         return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_INVOCATIONS[task]
+    if config.tgi_version is not None and not asynchronous:
+        prompts, chat, completions = tgi_invocations(config.tgi_version)
+        otherwise = "messages" if config.openai_compat else None
+        return DispatchByOpenAi(prompts, _dialects_by_field(chat, completions), otherwise=otherwise)
     if asynchronous:
         mode: Dialect = _ASYNC
     else:

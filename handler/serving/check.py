@@ -194,8 +194,10 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
             log.warning("the model's default %s=%s has no effect: %s", name, values.pop(name), reason)
     if unread := [name for name in config.override_generation_config or () if name not in MODEL_DEFAULTS]:
         log.warning("%s: %s has no effect", model_files.OVERRIDE, ", ".join(unread))
-    limits = model_files.limits_answers(config)
-    defaults = GenerationDefaults(values, length, length if limits else None)
+    limit = length if model_files.limits_answers(config) else None
+    if length is None and config.tgi_version is not None:
+        length = config.tgi_version.max_new_tokens
+    defaults = GenerationDefaults(values, length, limit)
     if defaults.shown:
         log.info(
             "default sampling parameters: %s (%s; %s=vllm disables the model's defaults)",

@@ -20,7 +20,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from proof.bench.client import refused_key
-from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, GenerationApi, merge, piece_of
+from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, GenerationApi, merge, piece_of, text_of
 from proof.conform.exchange import RawConnection, Response, connect, excerpt
 from proof.conform.rule import Failed, skip
 
@@ -392,8 +392,9 @@ class Server:
         for dialect in AT_INVOCATIONS:
             body = await self.with_model(dialect.body(PROMPT, 2, False))
             response = await self.post(await self.filled(dialect.path), body)
-            if response.ok:
-                return dialect
+            if response.ok:  # TGI alone returns the prompt too, and refuses streams by an event
+                in_stream = dialect.prompt == "inputs" and (text_of(response.value) or "").startswith(PROMPT)
+                return replace(dialect, refuses_in_stream=in_stream)
             if response.status == 401:
                 raise refused_key(self.asking.url, self.asking.key)
         if response.status == 403 and self.asking.key:

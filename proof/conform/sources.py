@@ -33,6 +33,7 @@ DJL_HTTP = Source(
 
 TGI = Source("TGI: API", "https://huggingface.co/docs/text-generation-inference/reference/api_reference")
 TGI_ROUTER = Source("TGI: router", f"{_TGI}/router/src/server.rs")
+TGI_SAGEMAKER = Source("TGI: SageMaker's route", f"{_TGI}/router/src/sagemaker.rs")
 TGI_TYPES = Source("TGI: types", f"{_TGI}/router/src/lib.rs")
 TGI_METRICS = Source("TGI: metrics", "https://huggingface.co/docs/text-generation-inference/reference/metrics")
 

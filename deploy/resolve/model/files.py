@@ -24,6 +24,9 @@ LARGEST_FILE = 16 << 20
 
 _LARGEST = 100_000_000
 _MOST_LAYERS = 4096
+LONGCAT = "longcat_flash"
+"""The type of models with two attentions in each of their `num_layers` layers."""
+
 _ADVICE = "Set model.shape in the specification."
 
 
@@ -44,13 +47,22 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
     return value
 
 
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Parts of a multimodal model's config.json that describe the language model. One may contain another."""
+
+_MAX_PARTS = 4
+
+
 class Config:
     """The values of a config.json that describe the language model, under the names that transformers uses."""
 
     def __init__(self, whole: Mapping[str, Any]) -> None:
-        parts = (whole.get(key) for key in ("text_config", "llm_config"))
-        text: Mapping[str, Any] = next((part for part in parts if isinstance(part, Mapping)), {})
-        self._values = {**whole, **text}
+        self._values = dict(whole)
+        text: Mapping[str, Any] = whole
+        for _ in range(_MAX_PARTS):
+            parts = (text.get(key) for key in _TEXT_PARTS)
+            text = next((part for part in parts if isinstance(part, Mapping)), {})
+            self._values |= text
         self.type = str(self._values.get("model_type", ""))
 
     def __contains__(self, name: str) -> bool:
@@ -92,8 +104,21 @@ class Config:
     def layers(self) -> int:
         listed = len(self.words()) or None
         listed = listed or len(self.list("block_configs")) or None
-        names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-        return self.number(*names, default=listed, largest=_MOST_LAYERS)
+        first = ["num_layers"] if self.type.startswith(LONGCAT) else []
+        return self.number(
+            *first, "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=listed, largest=_MOST_LAYERS
+        )
+
+    def of(self, layer: int) -> Config:
+        """Return the values of one layer, if `per_layer_config` has values for it."""
+        of_layers = self.part("per_layer_config")
+        for width in range(1, len(str(_MOST_LAYERS)) + 1):  # the numbers begin with zeros
+            if values := part(of_layers, f"{layer:0{width}}"):
+                own = Config(values)
+                own._values = {**self._values, **values}
+                own.type = self.type
+                return own
+        return self
 
     def words(self) -> tuple[str, ...]:
         """Return the kind of each layer as named in config.json, or an empty tuple if it has no list of layers."""

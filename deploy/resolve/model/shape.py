@@ -17,7 +17,7 @@ from deploy.errors import SpecError
 from deploy.resolve.model.files import Config, Directory, Files, S3Prefix, json_file
 from deploy.resolve.model.gguf import gguf_shape, parts
 from deploy.resolve.model.quantization import Contents, Quantization, contents, quantization
-from deploy.resolve.model.weights import Weights, cache, count, num_heads, splits
+from deploy.resolve.model.weights import Weights, cache, count, num_heads, runs, splits
 from deploy.spec.sections import Shape
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
         SpecError: a value is missing or invalid.
     """
     text = Config(config)
-    layers, dimensions, weights, how = text.layers(), cache(text), count(text), quantization(text)
+    dimensions, weights, how = cache(text), count(text), quantization(text)
+    layers = len(runs(text))
     if held is not None and held.layers:
-        layers = max(layers, held.layers)
+        layers += max(held.layers - text.layers(), 0)
     special_layers = dimensions.window_layers + dimensions.uncached
     divided, experts = splits(text, how.block, how.unquantized)
     return Shape(

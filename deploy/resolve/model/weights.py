@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deploy.resolve.model.files import Config, part, whole_number
+from deploy.resolve.model.files import LONGCAT, Config, part, whole_number
 
 
 class LayerKind(enum.Enum):
@@ -49,6 +49,8 @@ _NAMES = {
     "linear_attention": LayerKind.LINEAR,
     "mamba": LayerKind.MAMBA,
     "mamba2": LayerKind.MAMBA,
+    "hybrid_sliding": LayerKind.WINDOW,
+    "recurrent": LayerKind.CONVOLUTION,
     "conv": LayerKind.CONVOLUTION,
     "moe": LayerKind.NONE,
     "mlp": LayerKind.NONE,
@@ -59,13 +61,19 @@ _NAMES = {
 }
 """Maps words in `layer_types` and letters in `hybrid_override_pattern` to kinds of layers. Others count as FULL."""
 
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2}
+_PATTERNS = {
+    "gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma3n_text": 5, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2,
+    "olmo3": 4, "vaultgemma": 2, "inkling_text": 6, "inkling2_text": 6, "inkling2_loop_text": 6,
+}  # fmt: skip
 """Maps each model type whose config.json does not state the period of full attention to that period.
 
 With a period of 6, every sixth layer has full attention.
 """
 
-_EVERY_LAYER = ("mistral", "mixtral", "phi3", "starcoder2")
+_EVERY_LAYER = (
+    "mistral", "mixtral", "phi3", "starcoder2", "ministral", "moshi", "kyutai_speech_to_text", "voxtral_realtime",
+    "voxtral_realtime_text",
+)  # fmt: skip
 """Model types whose `sliding_window` applies to all layers."""
 
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
@@ -120,11 +128,33 @@ def _listed(config: Config) -> list[LayerKind]:
         return [LayerKind.WINDOW if item == 1 else LayerKind.FULL for item in config.list("hybrid_layer_pattern")]
     if config.list("attn_type_list"):  # MiniMax-Text-01
         return [LayerKind.FULL if item == 1 else LayerKind.LINEAR for item in config.list("attn_type_list")]
+    if config.list("block_types"):  # RecurrentGemma; the list repeats
+        pattern = [
+            _NAMES["recurrent" if item == "recurrent" else "sliding_attention"] for item in config.list("block_types")
+        ]
+        return [pattern[number % len(pattern)] for number in range(config.layers())]
+    for name, (kind, other) in _NUMBERED.items():
+        if config.list(name):
+            return _at(config, config.list(name), kind, other)
     full = config.part("linear_attn_config").get("full_attn_layers")  # Kimi Linear; counted from 1
     if isinstance(full, list):
         numbers = {item for item in full if isinstance(item, int)}
         return [LayerKind.FULL if number in numbers else LayerKind.LINEAR for number in range(1, config.layers() + 1)]
     return []
+
+
+_NUMBERED = {
+    "attn_layer_indices": (LayerKind.FULL, LayerKind.MAMBA),  # Bamba
+    "full_attn_idxs": (LayerKind.FULL, LayerKind.CONVOLUTION),  # LFM2
+    "hybrid_layer_ids": (LayerKind.FULL, LayerKind.MAMBA),  # Zamba2
+    "local_layer_ids": (LayerKind.WINDOW, LayerKind.FULL),  # Inkling
+}
+"""Maps each list of numbers of layers to the kind of these layers, and of the others."""
+
+
+def _at(config: Config, numbers: Sequence[object], kind: LayerKind, other: LayerKind) -> list[LayerKind]:
+    """Return `kind` for the layers with these numbers, counted from 0, and `other` for all other layers."""
+    return [kind if number in numbers else other for number in range(config.layers())]
 
 
 def _by_group(config: Config, layers: int) -> list[LayerKind]:
@@ -168,8 +198,14 @@ def _replaced(block: Mapping[str, Any]) -> bool:
 def _by_pattern(config: Config, layers: int) -> list[LayerKind]:
     """Return the kinds of layers from the period of full attention in config.json or for the model type."""
     other = LayerKind.WINDOW
-    if config.type in _HYBRIDS:
+    if config.type in _HYBRIDS or "full_attention_interval" in config:
         period, other = config.number("full_attention_interval", default=4), LayerKind.LINEAR
+    elif "attn_layer_period" in config:  # Jamba
+        period, offset = config.number("attn_layer_period"), config.explicit("attn_layer_offset", default=0)
+        numbers: Sequence[int] = range(offset, layers, period)
+        if config.type == "zamba":
+            numbers = [2, *(number + 3 for number in numbers)]
+        return _at(config, numbers, LayerKind.FULL, LayerKind.MAMBA)
     elif config.type.startswith("llama4") and "attention_chunk_size" in config:
         rope = config.list("no_rope_layers")  # a 1 means rotary embeddings, and so attention in chunks
         if rope:
@@ -182,14 +218,15 @@ def _by_pattern(config: Config, layers: int) -> list[LayerKind]:
     elif isinstance(pattern := config.get("sliding_window_pattern"), str):
         return _by_letters(pattern, layers) if pattern else []
     else:
-        names = ("sliding_window_pattern", "_sliding_window_pattern")
+        names = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
         period = config.number(*names, default=_PATTERNS.get(config.type, 1))
     return [LayerKind.FULL if number % period == 0 else other for number in range(1, layers + 1)]
 
 
 def window(config: Config) -> int | None:
     """Return the size of the sliding window in tokens, or None if config.json has no window."""
-    return config.number("sliding_window", "sliding_window_size", "attention_chunk_size", default=0) or None
+    names = ("sliding_window", "sliding_window_size", "attention_chunk_size", "attention_window_size")
+    return config.number(*names, default=0) or None
 
 
 def cache(config: Config) -> Cache:
@@ -199,11 +236,13 @@ def cache(config: Config) -> Cache:
         SpecError: a value in config.json is missing or invalid.
     """
     of_layers = kinds(config)
-    heads, head_dim = full_attention(config)
     # Gemma's last layers share the caches of earlier layers.
-    caching_layers = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
-    window_layers = caching_layers.count(LayerKind.WINDOW)
-    window_heads, window_dim = windowed_attention(config)
+    num_caching = max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)
+    caching_layers = of_layers[:num_caching]
+    heads, head_dim = _largest(config, LayerKind.FULL, of_layers)
+    window_heads, window_dim = _largest(config, LayerKind.WINDOW, of_layers)
+    cached = [of_layers[number] for number in runs(config) if number < num_caching]
+    window_layers = cached.count(LayerKind.WINDOW)
     return Cache(
         kv_heads=heads,
         head_dim=head_dim,
@@ -211,11 +250,48 @@ def cache(config: Config) -> Cache:
         window=window(config) if window_layers else None,
         window_kv_heads=window_heads if window_layers and window_heads != heads else None,
         window_head_dim=window_dim if window_layers and window_dim != head_dim else None,
-        uncached=len(of_layers) - sum(kind in (LayerKind.FULL, LayerKind.WINDOW) for kind in caching_layers),
-        state=sum(_state(config, kind) for kind in caching_layers),
+        uncached=len(runs(config)) - sum(kind in (LayerKind.FULL, LayerKind.WINDOW) for kind in cached),
+        state=sum(_state(config, kind) for kind in cached) + _hybrids(config) * _state(config, LayerKind.MAMBA),
         extra=_compressed_entries(config) + _index_keys(config, caching_layers),
         by_layer=_heads_by_layer(config, caching_layers) if heads == kv_heads(config) else (),
     )
+
+
+def _largest(config: Config, kind: LayerKind, of_layers: Sequence[LayerKind]) -> tuple[int, int]:
+    """Return the number of KV heads and the head size of the layers of a kind, or the largest if they differ."""
+    size = full_attention if kind is LayerKind.FULL else windowed_attention
+    numbers = [number for number, item in enumerate(of_layers) if item is kind and "per_layer_config" in config]
+    return max((size(config.of(number)) for number in numbers), key=math.prod, default=size(config))
+
+
+def _hybrids(config: Config) -> int:
+    """Return the number of layers with attention that also have a state space model (Falcon-H1, Zamba2)."""
+    return config.words().count("hybrid") or len(config.list("hybrid_layer_ids"))
+
+
+def runs(config: Config) -> list[int]:
+    """Return the number of the layer for each attention that has a cache of its own.
+
+    A layer that runs several times for a token has a cache for each run.
+    """
+    layers = config.layers()
+    section, times = range(layers), 1
+    if config.type.startswith(LONGCAT) and "num_layers" in config:
+        times = 2
+    elif config.type == "ouro":
+        times = config.number("total_ut_steps", default=4)
+    elif "loop_num_passes" in config:  # Inkling 2
+        times = config.number("loop_num_passes")
+        section = range(config.explicit("loop_layer_index_start", default=0), config.number("loop_layer_index_end"))
+    elif "n_recurrent_loops" in config and config.get("recurrent_kv_cache_mode") != "last_loop":  # Dory
+        times = config.number("n_recurrent_loops")
+        outer = [config.explicit(name, default=0) for name in ("n_input_layers", "n_output_layers")]
+        section = range(outer[0], layers - outer[1])
+    repeated = [*range(section.start, min(section.stop, layers))]
+    return [*range(layers), *repeated * (min(times, _MAX_RUNS) - 1)]
+
+
+_MAX_RUNS = 64
 
 
 def _heads_by_layer(config: Config, caching_layers: Sequence[LayerKind]) -> tuple[int, ...]:
@@ -325,7 +401,8 @@ def rope_size(config: Config) -> int:
 
 
 def head_size(config: Config) -> int:
-    return config.number("head_dim", "kv_channels", default=max(1, hidden_size(config) // num_heads(config)))
+    width = hidden_size(config) * (2 if config.type.startswith("zamba") else 1)
+    return config.number("head_dim", "attention_head_dim", "kv_channels", default=max(1, width // num_heads(config)))
 
 
 def _mean(of_keys: int, of_values: object) -> int:
@@ -361,13 +438,13 @@ def linear(config: Config) -> tuple[int, int, int, int]:
 
 def mamba(config: Config) -> tuple[int, int]:
     """Return the number and the size of heads in a state space layer."""
-    size = config.number("mamba_head_dim", "mamba_d_head", default=64)
+    size = config.number("mamba_head_dim", "mamba_d_head", "mamba_headdim", default=64)
     wide = hidden_size(config) * config.number("mamba_expand", "expand", default=2)
-    return config.number("mamba_num_heads", "mamba_n_heads", default=max(1, wide // size)), size
+    return config.number("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", default=max(1, wide // size)), size
 
 
 def mamba_groups(config: Config) -> int:
-    return config.number("n_groups", "mamba_n_groups", default=1)
+    return config.number("n_groups", "mamba_n_groups", "mamba_ngroups", default=1)
 
 
 def splits(config: Config, block: int, unquantized: Mapping[Part, float]) -> tuple[list[int], int | None]:

@@ -30,6 +30,7 @@ from handler.config.options.option import (
     string,
     true_or_false,
 )
+from handler.core.tgi_version import TgiVersion, read_tgi_version
 
 ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
 
@@ -160,6 +161,7 @@ class Options:
     output_formatter: str | None = option(string, None, "framing of responses to prompts: json (default), jsonlines (default for streams), sse (default for streams with tgi_compat), or the name of a model.py's output formatter (formatters.md)")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
     tgi_compat: bool = option(boolean, False, "write responses in TGI's format")
+    tgi_version: TgiVersion | None = option(read_tgi_version, None, "the release of TGI, such as 2.4.1, that /invocations follows: its schema, statuses and defaults (wire/tgi.md)")
     keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-... of system prompts at /v1/messages, which differ between sessions and prevent prefix caching")
     openai_compat: bool = option(boolean, False, "answer chats on /invocations as on /v1/chat/completions")
     root_schema: str = option(choice_of("tgi", "mindie"), "tgi", "API of the embedded server's route /: tgi or mindie")

@@ -309,7 +309,7 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
     most = error.most
     if isinstance(error, PromptTooLong):
         most += 1
-        num_new = 0 if request is None or request.fill_context else min(request.sampling.max_new_tokens, SLICE)
+        num_new = 0 if request is None or request.fill_context else request.num_needed
         if error.num_prompt + num_new <= most:
             return f"`inputs` must have less than {error.most} tokens. Given: {error.length}"
     else:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.media import MEDIA
 from handler.core.text import Prompt, spans
+from handler.core.tgi_version import NEWEST, TgiVersion
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
@@ -213,8 +214,11 @@ def require(right: bool, otherwise: str) -> None:
         raise OutOfRange(otherwise)
 
 
-def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
+def check_limits(body: Body, context: ServerContext, *, stream: bool, of_launcher: bool = True) -> None:
     """Check the ranges of the body fields in the same order as TGI.
+
+    Args:
+        of_launcher: whether the default limits of TGI's launcher apply, which its operator may have raised.
 
     Raises:
         OutOfRange: a value is out of range. The message is the same as in TGI.
@@ -225,16 +229,21 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
         require(best_of == 1, "`best_of` != 1 is not supported when streaming tokens")
         no_prefill = not params.get("decoder_input_details")
         require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
-    require(best_of <= MAX_BEST_OF, f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}")
+    require(not of_launcher or best_of <= MAX_BEST_OF, f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}")
     sampled = do_sample or not params.keys().isdisjoint(("temperature", "top_k", "top_p", "typical_p"))
     require(best_of <= 1 or sampled, "you must use sampling when `best_of` is > 1")
     check_sampling(params)
     require(params.get("max_new_tokens") != 0, "`max_new_tokens` must be strictly positive")
     num_stops = len(params.get("stop", ()))
-    require(num_stops <= MAX_STOPS, f"`stop` supports up to {MAX_STOPS} stop sequences. Given: {num_stops}")
+    require(
+        not of_launcher or num_stops <= MAX_STOPS,
+        f"`stop` supports up to {MAX_STOPS} stop sequences. Given: {num_stops}",
+    )
     require(best_of <= 1 or "seed" not in params, "`seed` must not be set when `best_of` > 1")
     top = params.get("top_n_tokens", 0)
-    require(top <= MAX_TOP_TOKENS, f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_TOKENS}. Given: {top}")
+    require(
+        not of_launcher or top <= MAX_TOP_TOKENS, f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_TOKENS}. Given: {top}"
+    )
     require(body.inputs != "", "`inputs` cannot be empty")
     check_truncate(params, context)
     if "grammar" in params:
@@ -330,6 +339,8 @@ class Tgi(TgiFormat, Dialect):
         array: whether a non-streaming response is wrapped in an array.
         streams: whether the route streams. If it is None, `stream` in the body decides.
         full_text: whether the text begins with the prompt by default.
+        version: the release of TGI whose defaults and limit of new tokens apply, without the limits that its operator
+            may set. None means the last release, with its default limits.
     """
 
     special_in_text = False
@@ -341,8 +352,20 @@ class Tgi(TgiFormat, Dialect):
 
     errors: TgiErrors
 
-    def __init__(self, name: str, *, array: bool = False, streams: bool | None = None, full_text: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        array: bool = False,
+        streams: bool | None = None,
+        full_text: bool = False,
+        version: TgiVersion | None = None,
+    ) -> None:
         self.name = name
+        self._of_launcher = version is None
+        version = version or NEWEST
+        self._max_new_tokens, self._samples_alone = version.max_new_tokens, version.samples_alone
+        self._min_free_tokens = SLICE if version >= (3, 0) else None
         self.array = array
         self._streams = streams
         self._full_text = full_text
@@ -358,8 +381,10 @@ class Tgi(TgiFormat, Dialect):
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = read_body(body)
+        if not self._samples_alone:
+            read = read._replace(has_parameters=True)
         stream = read.stream if self._streams is None else self._streams
-        check_limits(read, context, stream=stream)
+        check_limits(read, context, stream=stream, of_launcher=self._of_launcher)
         params, lacking = _sampling_inferred(read, context)
         request = self._request(read, params, context)
         ignored = [*unknown(body, context), *lacking]
@@ -374,7 +399,8 @@ class Tgi(TgiFormat, Dialect):
         return self.errors
 
     def _request(self, read: Body, params: Mapping[str, Any], context: ServerContext) -> Request:
-        parameters = read_all(params, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
+        defaults = {**TGI_DEFAULTS, "max_new_tokens": self._max_new_tokens or ANY}
+        parameters = read_all(params, context, defaults=defaults, table=TABLE)
         sampling = parameters.sampling
         details = params.get("details", False) or sampling.prompt_logprobs
         return Request(
@@ -384,8 +410,8 @@ class Tgi(TgiFormat, Dialect):
             details=details,
             full_text=params.get("return_full_text", self._full_text),
             adapter=parameters.others.get("adapter"),
-            fill_context="max_new_tokens" not in params,
-            min_free_tokens=SLICE,
+            fill_context="max_new_tokens" not in params and self._max_new_tokens is None,
+            min_free_tokens=self._min_free_tokens,
         )
 
     # -- writing -------------------------------------------------------------------------------------------------

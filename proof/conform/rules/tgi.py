@@ -15,6 +15,7 @@ from proof.conform.server import PROMPT, Server
 _rule = partial(rule, profiles=("tgi",))
 _TOKEN = {"id", "text", "logprob", "special"}
 _REASONS = ("length", "eos_token", "stop_sequence")
+_CHAT = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
 
 
 async def _events(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
@@ -43,6 +44,39 @@ async def root(server: Server) -> None:
 async def root_stream(server: Server) -> None:
     response = expect_response(await server.post("/", {**await server.body(), "stream": True}))
     expect(response.content_type == "text/event-stream" and response.events, "server-sent events", response)
+
+
+@_rule(
+    "tgi.invocations", "At /invocations, the prompt precedes the text, and details are on request.", sources.TGI_ROUTER
+)
+async def invocations(server: Server) -> None:
+    response = expect_response(await server.post("/invocations", await server.body()))
+    match response.value:
+        case [{"generated_text": str(text), **others}] if text.startswith(PROMPT) and not others:
+            return
+    expect(False, f"only generated_text, which begins with {PROMPT!r}", response)
+
+
+@_rule("tgi.invocations-refusal", "/invocations refuses with 422, error and error_type.", sources.TGI_SAGEMAKER)
+async def invocations_refusal(server: Server) -> None:
+    for body in (await server.body(more={"parameters": {"temperature": -1}}), {"messages": 5}):
+        response = await server.post("/invocations", body)
+        expect(response.status == 422, "status 422", response)
+        expect_fields(response, response.object, "error", "error_type")
+
+
+@_rule("tgi.invocations-chat", "A chat at /invocations streams events that end with [DONE].", sources.TGI_SAGEMAKER)
+async def invocations_chat(server: Server) -> None:
+    response = expect_response(await server.post("/invocations", {**_CHAT, "stream": True}))
+    ends = response.body.rstrip().endswith(b"data: [DONE]")
+    expect(response.content_type == "text/event-stream" and ends, "server-sent events and [DONE]", response)
+
+
+@_rule("tgi.chat-model", "A chat for `tgi` names the model_id of /info.", sources.TGI_SAGEMAKER)
+async def chat_model(server: Server) -> None:
+    name = expect_response(await server.get("/info")).object.get("model_id")
+    response = expect_response(await server.post("/invocations", _CHAT))
+    expect(response.object.get("model") == name, f"the model {name!r}", response)
 
 
 @_rule("tgi.details", "details has finish_reason, generated_tokens, seed, prefill and tokens.", sources.TGI_TYPES)
@@ -198,6 +232,5 @@ async def metrics(server: Server) -> None:
 
 @_rule("tgi.chat", "POST /v1/chat/completions answers requests for the model `tgi`.", sources.TGI)
 async def chat(server: Server) -> None:
-    body = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
-    response = expect_response(await server.post("/v1/chat/completions", body))
+    response = expect_response(await server.post("/v1/chat/completions", _CHAT))
     expect(response.object.get("object") == "chat.completion", "a chat.completion", response)

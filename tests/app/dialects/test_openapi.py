@@ -147,9 +147,10 @@ def test_every_example_has_its_shape() -> None:
         ("option.rolling_batch=disable",),
         ("option.root_schema=mindie",),
         ("option.openai_compat=true",),
+        ("option.tgi_version=2.4",),
         *((f"option.task={task.value}",) for task in POOLED_ROUTES),
     ],
-    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat", *POOLED_ROUTES],
+    ids=["lmi", "tgi_compat", "dynamic_batch", "mindie", "openai_compat", "tgi_version", *POOLED_ROUTES],
 )
 def test_every_example_gets_the_answer_that_is_described(options: tuple[str, ...]) -> None:
     options = (*options, "option.max_model_len=512")  # where an echo ends that has no limit of its own

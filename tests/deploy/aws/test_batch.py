@@ -102,6 +102,17 @@ def test_each_line_has_its_answer_in_its_place(
     assert not cloud.sagemaker.names("model")
 
 
+def test_a_new_model_and_a_new_job_may_appear_a_little_later(
+    cloud: Cloud, tmp_path: Path, main: Deployer, pauses: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, with_places(cloud, "us-east-1", BATCH, LINES))
+    for operation, what in (("CreateTransformJob", "model"), ("DescribeTransformJob", "transform job")):
+        cloud.refuse(operation, "ValidationException", f"Could not find {what} x.", times=2)
+    assert main(["batch", path, "--yes"]) == 0
+    assert "done (Completed)" in said(capsys)
+    assert pauses == [1.0, 2.0] * 2
+
+
 def test_a_model_in_s3_is_fetched_by_the_container(cloud: Cloud, tmp_path: Path, main: Deployer, content: Any) -> None:
     """SageMaker takes no uncompressed model data for batch transform, and the double refuses it."""
     assert main(["batch", written(tmp_path, content), "--yes"]) == 0

@@ -137,9 +137,9 @@ def test_the_role(cloud: Cloud) -> None:
 
 def test_the_role_s_permissions(ready: Cloud, denied: list[Denial], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("role").verdict is Verdict.OK
-    denied += [Denial("ecr:BatchGetImage", one, "implicitDeny") for one in ("a", "b")]
+    denied += [Denial("s3:GetObject", one, "implicitDeny") for one in ("a", "b")]
     found = run("role")
-    assert (found.verdict, found.says) == (Verdict.WARNING, f"{ROLE} is not allowed ecr:BatchGetImage")
+    assert (found.verdict, found.says) == (Verdict.WARNING, f"{ROLE} is not allowed s3:GetObject")
     assert "--who execution-role" in found.advice
 
     def fails(*arguments: Any) -> None:
@@ -148,6 +148,29 @@ def test_the_role_s_permissions(ready: Cloud, denied: list[Denial], monkeypatch:
     monkeypatch.setattr(checks, "denials", fails)
     found = run("role")
     assert (found.verdict, found.says) == (Verdict.WARNING, f"{ROLE}: permissions not checked: no")
+
+
+@pytest.mark.parametrize("action", ["BatchGetImage", "GetDownloadUrlForLayer", "GetAuthorizationToken"])
+def test_a_role_that_cannot_pull_the_image_is_an_error_before_anything_is_made(
+    ready: Cloud, denied: list[Denial], action: str
+) -> None:
+    denied.append(Denial(f"ecr:{action}", "*", "implicitDeny"))
+    found = run("role")
+    assert found.verdict is Verdict.ERROR
+    assert f"is not allowed ecr:{action}, so it cannot pull the image" in found.says
+    assert "--who execution-role" in found.advice
+    name = IMAGE.partition("/")[2].partition(":")[0]
+    statement = {"Effect": "Allow", "Principal": {"AWS": ROLE}, "Action": "ecr:*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    ready.client("ecr").set_repository_policy(repositoryName=name, policyText=policy)
+    by_policy = run("role").verdict
+    assert by_policy is (Verdict.ERROR if action == "GetAuthorizationToken" else Verdict.WARNING)
+
+
+def test_an_image_of_another_account_may_be_allowed_there(ready: Cloud, denied: list[Denial]) -> None:
+    denied.append(Denial("ecr:BatchGetImage", "*", "implicitDeny"))
+    other = decision(image=IMAGE.replace(IMAGE[:12], "999999999999"))
+    assert run("role", decision=other).verdict is Verdict.WARNING
 
 
 @pytest.mark.parametrize(

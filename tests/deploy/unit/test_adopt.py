@@ -18,6 +18,7 @@ from deploy.s3.archive import Artifact
 from deploy.spec.options import settings_of
 from deploy.spec.reading import read_spec
 from handler.config.loader import read_config
+from handler.core.tgi_version import NEWEST, read_tgi_version
 from tests.deploy.public_endpoints import PUBLIC, ROLE
 from tests.one_test import in_one_test
 
@@ -80,6 +81,51 @@ def test_a_field_that_aws_does_not_have_is_said(tmp_path: Path) -> None:
     text = path.with_suffix(".yaml").read_text()
     assert "#   Model.Comment: AWS's API" in text
     assert "ResponseMetadata" not in text
+
+
+def role(name: str) -> str:
+    return f"arn:aws:iam::123456789012:role/{name}"
+
+
+@in_one_test(
+    ("roles", "chosen"),
+    [
+        ({"model": "m"}, "m"),
+        ({"config": "c"}, "c"),
+        ({"variant": "v"}, "v"),
+        ({"model": "m", "config": "c"}, "m"),
+        ({"variant": "v", "model": "m", "config": "c"}, "v"),
+        ({"model": "m", "config": "m"}, "m"),
+        ({"model": "m", "other": "o", "config": "c"}, "m"),
+    ],
+)
+def test_no_role_is_dropped_without_a_word(roles: dict[str, str], chosen: str, tmp_path: Path) -> None:
+    def with_role(name: str, **fields: Any) -> dict[str, Any]:
+        return {**fields, **({"ExecutionRoleArn": role(roles[name])} if name in roles else {})}
+
+    container = PLAIN.model["PrimaryContainer"]
+    models = [with_role("model", ModelName="a", PrimaryContainer=container)]
+    components, of_variant = [], {"ModelName": "a"}
+    if "other" in roles:
+        changed = {**container, "Environment": {**container["Environment"], "OPTION_MAX_ROLLING_BATCH_SIZE": "9"}}
+        models.append(with_role("other", ModelName="b", PrimaryContainer=changed))
+        components = [
+            {"InferenceComponentName": name, "Specification": {
+                "ModelName": name, "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024}}}
+            for name in "ab"
+        ]  # fmt: skip
+        of_variant = {}
+    variant = with_role("variant", VariantName="AllTraffic", InstanceType="ml.g5.2xlarge", **of_variant)
+    content = {
+        **({"Models": models, "Components": components} if components else {"Model": models[0]}),
+        "EndpointConfig": with_role("config", ProductionVariants=[variant]),
+    }
+    path = file(tmp_path, content)
+    assert made(path, Wishes(name="chat"))["role"] == role(chosen)
+    text = path.with_suffix(".yaml").read_text()
+    for name in {*roles.values()} - {chosen}:
+        assert f"ExecutionRoleArn={role(name)} of the" in text
+    assert made(path, Wishes(name="chat", role=role("mine")))["role"] == role("mine")
 
 
 def test_a_component_without_copies_gets_one_as_aws_creates_none_with_0(tmp_path: Path) -> None:
@@ -425,8 +471,10 @@ def test_names_of_tgi_become_options() -> None:
     found = variables({**given, "QUANTIZE": "awq", "CUDA_MEMORY_FRACTION": "0.8"}, TGI)
     assert found.options == {
         "tensor_parallel_degree": 4, "max_input_len": 1024, "quantize": "awq", "gpu_memory_utilization": 0.8,
-        "llm_engine": "vllm", "tgi_compat": True, "job_queue_size": 128,
+        "llm_engine": "vllm", "job_queue_size": 128,
+        "tgi_version": "3.3", "served_model_name": "a/b,*", "generation_config": "vllm",
     }  # fmt: skip
+    assert str(read_tgi_version(str(found.options["tgi_version"]))) == str(NEWEST)
     assert (found.model_id, found.context) == ("a/b", 2048)
 
 
@@ -446,21 +494,28 @@ def test_tgi_s_own_limits_are_written_down(release: str, prompt: int | None, tot
     container = Container("tgi", "vllm", release, release)
     found = variables({"HF_MODEL_ID": "a/b"}, container)
     assert (found.options.get("max_input_len"), found.context) == (prompt, total)
-    assert (found.options["tgi_compat"], found.options["job_queue_size"]) == (True, 128)
+    assert (found.options["tgi_version"], found.options["job_queue_size"]) == (release or "3.3", 128)
     assert found.options.get("tensor_parallel_degree") == {"3.3.7": "max", "": None}.get(release, 1)
-    assert len(found.defaults) == 2 + 2 * (total is not None) + bool(release)
+    assert len(found.defaults) == 4 + 2 * (total is not None) + bool(release)
     given = {"MAX_INPUT_LENGTH": "100", "MAX_TOTAL_TOKENS": "200", "MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "4"}
     found = variables(given, container)
     assert (found.options["max_input_len"], found.context, found.options["job_queue_size"]) == (100, 200, 7)
     assert found.options["tensor_parallel_degree"] == 4
-    assert [place for place, _ in found.defaults] == ["options.tgi_compat: true"]
+    assert [place for place, _ in found.defaults] == [
+        "options.served_model_name: /opt/ml/model,*",
+        f"options.tgi_version: {release or '3.3'}",
+        "options.generation_config: vllm",
+    ]
 
 
 def test_vllm_s_image_answers_as_openai_without_any_of_its_variables() -> None:
     found = variables({"HF_MODEL_ID": "a/b"}, VLLM)
     assert found.options["openai_compat"] is True
-    assert [place for place, _ in found.defaults] == ["options.openai_compat: true"]
-    assert variables({"SM_VLLM_MODEL": "a/b"}, VLLM).defaults == []
+    assert [place for place, _ in found.defaults] == ["options.openai_compat: true", "options.served_model_name: a/b"]
+    assert [place for place, _ in variables({"SM_VLLM_MODEL": "a/b"}, VLLM).defaults] == [
+        "options.served_model_name: a/b"
+    ]
+    assert variables({"SM_VLLM_MODEL": "a/b", "SM_VLLM_SERVED_MODEL_NAME": "c"}, VLLM).defaults == []
 
 
 @in_one_test(
@@ -510,7 +565,8 @@ AS_LLAMA_SERVER = {
         (
             "sglang:server-sagemaker-cuda-v1.4",
             {"SM_SGLANG_MODEL_PATH": "a/b", "SM_SGLANG_TP_SIZE": "4", "SM_SGLANG_TOOL_CALL_PARSER": "qwen25"},
-            {"openai_compat": True, "llm_engine": "vllm", "tensor_parallel_degree": 4, "tool_call_parser": "hermes"},
+            {"openai_compat": True, "llm_engine": "vllm", "tensor_parallel_degree": 4, "tool_call_parser": "hermes",
+             "served_model_name": "a/b"},
         ),
         (
             "llama-cpp:server-sagemaker-cpu-v1.0.1",

@@ -182,6 +182,11 @@ def _no_prompt(request: Request, reply: Reply) -> None:
         reply.status = 500
 
 
+def _refused_as_lmi(reply: Reply) -> None:
+    if reply.status == 422:
+        reply.status = 424
+
+
 def _by_default_20(request: Request, reply: Reply) -> None:
     if b"max_new_tokens" not in request.body:
         put("details", "generated_tokens", to=20)(reply.value)
@@ -321,6 +326,10 @@ MUTANTS |= {
     "tgi.generate": whole(put("id", to=1)),
     "tgi.root": _not_an_array,
     "tgi.root-stream": _root_never_streams,
+    "tgi.invocations": at("/invocations", lambda reply: put(0, "details", to={})(reply.value)),
+    "tgi.invocations-refusal": at("/invocations", _refused_as_lmi),
+    "tgi.invocations-chat": at("/invocations", field("content_type", "application/jsonlines")),
+    "tgi.chat-model": at("/invocations", lambda reply: put("model", to="tgi")(reply.value)),
     "tgi.details": whole(drop("details", "prefill")),
     "tgi.tokens": whole(drop("details", "tokens", 0, "special")),
     "tgi.finish-reason": whole(put("details", "finish_reason", to="stop")),

@@ -349,7 +349,7 @@ class Scripted:
                     "version",
                     "sha",
                 )
-                return Reply(dict.fromkeys(names, 1))
+                return Reply({**dict.fromkeys(names, 1), "model_id": "model"})
             case "GET", "/v2":
                 return Reply({"name": "us", "version": "1", "extensions": ["generate"]})
             case "GET", "/v2/models/model":

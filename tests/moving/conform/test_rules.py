@@ -504,7 +504,8 @@ ANY = (
 MODES = {
     "rolling batch": ((), ("sagemaker", "lmi-0.28", "openai", "anthropic", "triton", "decisions", "websockets")),
     "async": (("option.lmi_version=0.38",), ("sagemaker", "lmi-0.38", "openai", "websockets")),
-    "tgi": (("option.tgi_compat=true", "option.tgi_metrics=true"), ("sagemaker", "tgi", "websockets")),
+    "tgi": (("option.tgi_version=3.3", "option.tgi_metrics=true"), ("sagemaker", "tgi", "websockets")),
+    "tgi_compat": (("option.tgi_compat=true",), ("sagemaker", "websockets")),
 }
 """Options, and the profiles that they are for."""
 

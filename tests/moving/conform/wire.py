@@ -154,6 +154,8 @@ def write(dialect: str, asked: Asked, profile: str, path: str) -> Reply:
             reply.content_type, reply.tail = "application/jsonlines", b"\n"
     elif dialect == "lmi":
         reply = _lmi(asked, pieces, profile)
+    elif dialect == "tgi" and "inputs" not in asked.options:
+        reply = _openai("chat" if "messages" in asked.options else "completion", asked, pieces)
     elif dialect == "tgi":
         reply = _tgi(asked, pieces, array=path in ("/", "/invocations"))
     elif dialect == "triton":
@@ -192,7 +194,7 @@ def _lmi(asked: Asked, pieces: list[str], profile: str) -> Reply:
 
 def _tgi(asked: Asked, pieces: list[str], *, array: bool) -> Reply:
     tokens = [{"id": index, "text": piece, "logprob": -0.5, "special": False} for index, piece in enumerate(pieces)]
-    text = (asked.prompt if asked.options.get("return_full_text") else "") + "".join(pieces)
+    text = (asked.prompt if asked.options.get("return_full_text", array) else "") + "".join(pieces)
     reason = "stop_sequence" if asked.stopped else "length"
     seed = asked.options.get("seed") if asked.options.get("do_sample") else None
     count = {"finish_reason": reason, "generated_tokens": len(pieces), "seed": seed}

@@ -367,6 +367,13 @@ ECHO = "option.llm_engine=echo\n"
             id="several rules",
         ),
         pytest.param(
+            ECHO + "option.rolling_batch=disable\noption.tgi_version=2.4.1\n",
+            [],
+            {},
+            ["serving.properties, line 3: option.tgi_version=2.4 is for rolling batch"],
+            id="a release of TGI without a rolling batch",
+        ),
+        pytest.param(
             ECHO + "option.rolling_batch=fast\noption.enable_streaming=true\n",
             [],
             {},
@@ -697,6 +704,8 @@ def test_an_images_tag_tells_its_release(tag: str, wanted: tuple[int, int] | Non
         (["option.lmi_version=0.36", "option.rolling_batch=scheduler"], False),
         (["option.lmi_version=0.36", "option.rolling_batch=disable"], False),
         (["option.lmi_version=0.36", "option.tgi_compat=true"], False),
+        (["option.lmi_version=0.36", "option.tgi_version=2.4"], False),
+        ([ASYNC, "option.tgi_version=2.4"], True),
         (["option.lmi_version=0.36", "option.async_mode=false"], False),
     ],
 )
@@ -720,6 +729,11 @@ def test_async_mode_ends_rolling_batch_disable() -> None:
     [
         ([ASYNC, "option.lmi_version=0.29"], "option.async_mode .*; LMI 0.29 has no async mode"),
         ([ASYNC, "option.tgi_compat=true"], "option.tgi_compat .*, as in LMI's async mode"),
+        ([ASYNC, "option.tgi_version=3.3"], "option.tgi_version .*, as in LMI's async mode"),
+        (
+            ["option.tgi_compat=true", "option.tgi_version=3.3"],
+            "option.tgi_compat .*, because option.tgi_version is set",
+        ),
         ([ASYNC, "option.output_formatter=sse"], "option.output_formatter .*, as in LMI's async mode"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import (
     AnswerTooLong,
     GenerationFailed,
@@ -22,10 +23,11 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from handler.core.tgi_version import TgiVersion, read_tgi_version
 from handler.core.values import Delta, Finish, Request, StructuredOutput, Truncation
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Timing
-from handler.protocols.registry import ROUTES, routes
+from handler.protocols.registry import ROUTES, choose, routes
 from handler.protocols.tgi.api import OutOfRange, WrongType
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value, with_options
@@ -236,6 +238,57 @@ def test_the_default_fills_the_context_and_a_number_may_be_cut() -> None:
     assert read({}).fill_context
     asked = read({"max_new_tokens": 100_000})
     assert (asked.fill_context, asked.sampling.max_new_tokens, asked.min_free_tokens) == (False, 100_000, 1024)
+
+
+@in_one_test(
+    ("release", "most", "samples", "room"),
+    [
+        ("0.9.4", 20, False, None),
+        ("1.1", 20, False, None),
+        ("1.2.0", None, False, None),
+        ("1.3.4", 100, False, None),
+        ("1.4.5", 100, True, None),
+        ("2.4.1", 100, True, None),
+        ("3.0.0", None, True, 1024),
+        ("3.3", None, True, 1024),
+    ],
+)
+def test_a_release_has_its_own_defaults_on_invocations(
+    release: str, most: int | None, samples: bool, room: int | None
+) -> None:
+    route = choose(Config(tgi_version=read_tgi_version(release)))
+    (request,) = route.parse({"inputs": "a"}, ABLE).requests
+    assert (request.full_text, request.details, request.sampling.do_sample) == (True, False, samples)
+    assert (request.fill_context, request.min_free_tokens) == (most is None, room)
+    assert most in (None, request.sampling.max_new_tokens)
+    for own in (None, 7):
+        (request,) = route.parse({"inputs": "a", "parameters": {"max_new_tokens": own}}, ABLE).requests
+        assert (own or most) in (None, request.sampling.max_new_tokens)
+        assert not request.sampling.do_sample
+
+
+def test_limits_that_an_operator_of_tgi_may_raise_are_the_engines_on_invocations() -> None:
+    body = {"inputs": "a", "parameters": {"stop": list("abcdefgh"), "top_n_tokens": 6}}
+    with pytest.raises(OutOfRange, match="up to 4 stop sequences"):
+        ROOT.parse(body, ABLE)
+    (request,) = choose(Config(tgi_version=read_tgi_version("3.3"))).parse(body, ABLE).requests
+    assert (len(request.sampling.stop), request.sampling.top_logprobs) == (8, 6)
+
+
+def test_chats_name_the_model_as_tgi_does() -> None:
+    config = Config(tgi_version=read_tgi_version("3.3"), model_id="a/b")
+    context = with_options(ABLE, model_id="a/b")
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    for sent, told in ((None, "a/b"), ("tgi", "a/b"), ("a/b", "a/b"), ("nobody", "a/b")):
+        found = answer(choose(config), {**chat, "model": sent}, deltas(), context)
+        assert json.loads(found.body)["model"] == told
+
+
+@in_one_test("text", ["3.4", "4.0", "3", "two", "", "3.3.x", "2.4-dev"])
+def test_what_is_no_release_of_tgi_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"release of TGI up to 3\.3"):
+        read_tgi_version(text)
+    assert str(read_tgi_version("v2.4.1")) == str(TgiVersion(2, 4)) == "2.4"
 
 
 @in_one_test(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy.cli.main import main as run
 from deploy.spec.reading import read_spec
@@ -407,6 +408,36 @@ def test_a_deleted_configuration_is_made_anew_without_the_shadow(cloud: Cloud, l
     assert up(lmi) == 0
     assert lmi("down", "--shadow", "--yes") == 0
     assert config_of(cloud) == config
+
+
+def _updates(cloud: Cloud) -> list[dict[str, Any]]:
+    return [call.parameters for call in cloud.calls if call.operation == "UpdateEndpoint"]
+
+
+EXCLUDED = [{"VariantPropertyType": "DataCaptureConfig"}]
+
+
+def test_a_capture_of_the_specification_comes_with_the_shadow_and_goes_with_it(
+    cloud: Cloud, path: Path, lmi: Callable[..., int]
+) -> None:
+    cloud.client("s3").create_bucket(Bucket="compared")
+    assert up(lmi) == 0  # the owner's capture stays, also in AWS's hands
+    assert config_of(cloud)["DataCaptureConfig"] == CAPTURE["DataCaptureConfig"]
+    assert "ExcludeRetainedVariantProperties" not in _updates(cloud)[-1]
+    file = yaml.safe_load(path.read_text())
+    file["sagemaker"].pop("endpoint_config")
+    path.write_text(yaml.safe_dump({**file, "capture": {"output": "s3://compared/chat/", "percent": 50}}))
+    assert up(lmi) == 0
+    capture = config_of(cloud)["DataCaptureConfig"]
+    assert (capture["DestinationS3Uri"], capture["InitialSamplingPercentage"]) == ("s3://compared/chat/", 50)
+    assert _updates(cloud)[-1]["ExcludeRetainedVariantProperties"] == EXCLUDED
+    assert _updates(cloud)[-1]["RetainAllVariantProperties"] is True
+    count = len(_updates(cloud))
+    assert up(lmi) == 0
+    assert len(_updates(cloud)) == count
+    assert lmi("down", "--shadow", "--yes") == 0
+    assert config_of(cloud)["DataCaptureConfig"] == CAPTURE["DataCaptureConfig"]
+    assert _updates(cloud)[-1]["ExcludeRetainedVariantProperties"] == EXCLUDED
 
 
 def test_the_parts_of_a_shadow_have_the_specifications_tags(cloud: Cloud, lmi: Callable[..., int]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, is_missing
 from deploy.deployer.apply import Run
-from deploy.deployer.calls import CALLS, call, removal, show
+from deploy.deployer.calls import CALLS, CONSISTENCY_SECONDS, call, removal, show
 from deploy.deployer.plan import Plan, Verb
 from deploy.errors import DeployError, Failed, Refused
 from deploy.resources.resource import TAG_DEPLOYMENT, Kind
@@ -420,6 +421,89 @@ def test_every_kind_is_in_the_table_and_boto3_has_its_calls() -> None:
             assert {*calls.identity, calls.arn} <= set(shown.output_shape.members[calls.list_field].member.members)
         assert calls.delete in operations
         assert calls.update is None or calls.update in operations
+
+
+NOT_SEEN = {
+    "a validation error": ("ValidationException", 'Could not find model "arn:aws:sagemaker:us-east-1:1:model/x".'),
+    "a missing target": ("ObjectNotFoundException", "No scalable target registered for service namespace: sagemaker"),
+    "a missing arn": ("ResourceNotFoundException", "no such resource"),
+    "a new role": ("ValidationException", "Could not assume role arn:aws:iam::1:role/x. Please ensure that the role"),
+}
+MADE = {"one model": PLAIN, "components": COMPONENTS}
+
+
+@pytest.mark.parametrize("content", MADE.values(), ids=MADE)
+def test_what_aws_does_not_see_yet_is_asked_for_again_by_every_call(
+    cloud: Cloud, pauses: list[float], content: dict[str, Any]
+) -> None:
+    wanted = wanted_of(content)
+    up(wanted)
+    operations = sorted({*cloud.changes()})
+    assert len(operations) >= 5
+    down()
+    for operation in operations:
+        for code, message in NOT_SEEN.values():
+            cloud.refuse(operation, code, message, times=2)
+            pauses.clear()
+            up(wanted)
+            assert pauses == [1.0, 2.0], (operation, code)
+            assert len(cloud.everything()) == len(wanted)
+            down()
+
+
+def test_an_update_and_tags_wait_for_what_is_new_too(cloud: Cloud, pauses: list[float]) -> None:
+    up(wanted_of(PLAIN))
+    for operation, changes in (
+        ("UpdateEndpoint", {"options": {"max_tokens": 1}}),
+        ("AddTags", {"options": {"max_tokens": 1}, "tags": {"a": "b"}}),
+    ):
+        cloud.refuse(operation, *NOT_SEEN["a validation error"], times=2)
+        pauses.clear()
+        up(wanted_of(PLAIN, **changes))
+        assert pauses == [1.0, 2.0], operation
+
+
+def test_what_never_appears_ends_after_a_minute_and_leaves_nothing(cloud: Cloud, pauses: list[float]) -> None:
+    cloud.refuse("CreateEndpoint", *NOT_SEEN["a validation error"], times=100)
+    with pytest.raises(DeployError, match="Could not find model"):
+        up(wanted_of(PLAIN))
+    assert sum(pauses) == CONSISTENCY_SECONDS
+    assert cloud.everything() == {}
+
+
+class Blind:
+    """A client of AWS that sees nothing of what a call names."""
+
+    def __init__(self, message: str) -> None:
+        self._error = {"Error": {"Code": "ValidationException", "Message": message}}
+
+    def client(self, service: str) -> Any:
+        return self
+
+    def __getattr__(self, operation: str) -> Any:
+        def fail(**request: Any) -> None:
+            raise ClientError(self._error, operation)
+
+        return fail
+
+
+@pytest.mark.parametrize(
+    ("operation", "message", "is_new", "waits"),
+    [
+        ("create_model", "Could not find model data at s3://a/b/.", False, False),
+        ("create_model", "Requested image 1.dkr.ecr.us-east-1.amazonaws.com/a:b not found.", False, False),
+        ("describe_model", "Could not find model x.", False, False),
+        ("delete_model", "Could not find model x.", False, False),
+        ("describe_model", "Could not find model x.", True, True),
+        ("create_transform_job", "Could not find model x.", False, True),
+    ],
+)
+def test_files_and_what_is_not_new_are_not_asked_for_again(
+    pauses: list[float], operation: str, message: str, is_new: bool, waits: bool
+) -> None:
+    with pytest.raises(ClientError, match=re.escape(message)):
+        call(cast(Aws, Blind(message)), "sagemaker", operation, {}, is_new=is_new)
+    assert sum(pauses) == (CONSISTENCY_SECONDS if waits else 0)
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "ConflictException", "ConcurrentUpdateException"])
