@@ -34,6 +34,7 @@ class Gemma4(CallParser):
     """
 
     begins: tuple[str, ...] = ("<|tool_call>",)
+    within = ("}", ",")
     call_end = "<tool_call|>"
     quote = '<|"|>'
     _waits = False  # whether the text after a quote decides if it ends the string
@@ -100,7 +101,7 @@ class Gemma4(CallParser):
             self.write(as_json(_unescape("".join(parts)), types or STRING))
             return
         end = yield from self.stream_until(parts.append, *_AFTER_UNQUOTED)
-        self.held = end + self.held
+        self.put_back(end)
         text = "".join(parts).strip(SPACES)
         if not text:
             raise BrokenCall
