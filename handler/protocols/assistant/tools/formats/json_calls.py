@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.framing import refuse_constant
+from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps, Tool
@@ -553,10 +554,18 @@ class Mistral(JsonCalls):
     """Parses Mistral's tool calls.
 
     With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call consists of a name,
-    possibly an id, and the arguments.
+    possibly an id, and the arguments. If the response ends after the name, the call has no arguments.
     """
 
     begins = (_CALLS,)
+    within = (_CALL_ID, _ARGUMENTS)
+    _at_end = False  # whether the response has ended
+
+    def flush(self) -> list[Event]:
+        self._at_end = True
+        if self._steps is not None:
+            next(self._steps)  # ends a name
+        return super().flush()
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
@@ -565,8 +574,13 @@ class Mistral(JsonCalls):
         if self.held[0] in "[{":
             yield from super().calls(begin)
             return
-        name = yield from self.run(NAME)
-        yield from self.skip()
+        while NAME.fullmatch(self.held) and not self._at_end:
+            yield
+        if (match := NAME.match(self.held)) is None:
+            raise BrokenCall
+        name = self.advance(match.end())
+        self.begin(name)
+        yield from self.ahead()
         if (yield from self.take(_CALL_ID)):
             yield from self.run(NAME)
         yield from self.take(_ARGUMENTS)
