@@ -40,6 +40,8 @@ NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_NAME}}}")
 _NO_ARGUMENTS = re.compile(r"\s*(?:\{\s*(?:\}\s*)?)?")
 """Matches the JSON of arguments, or its beginning, while it contains no argument."""
 
+_WITHIN_JSON = re.compile(r"[\w\",:]")
+
 _LONGEST_OPENING = 512  # characters
 
 _MARKS = (
@@ -474,10 +476,10 @@ class CallParser(CallOutput):
             self._beside.append(text)
             self.accept()
 
-    def ahead(self) -> Steps[str]:
-        """Consume whitespace after which the call may end, and return the next character without consuming it."""
+    def ahead(self, signs: str = SPACES) -> Steps[str]:
+        """Consume these characters after which the call may end, and return the next one without consuming it."""
         self._closable = True
-        sign = yield from self.skip()
+        sign = yield from self.skip(signs)
         self._closable = False
         return sign
 
@@ -512,6 +514,8 @@ class CallParser(CallOutput):
         self.begin(name)
         if (yield from self.skip()) == "{":
             yield from self.json()
+            if self._unsent and _WITHIN_JSON.match((yield from self.ahead(""))):
+                raise BrokenCall  # the arguments follow an object without members
         else:
             self.put_back((yield from self.expect(*ends)))
             self.write("{}")

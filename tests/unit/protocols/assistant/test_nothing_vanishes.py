@@ -124,7 +124,7 @@ def cut(text: str, draw: random.Random) -> Iterator[str]:
 
 NOT_WORDS = [
     re.compile(r"<\|start\|>(?:(?!<\|message\|>).)*<\|message\|>", re.DOTALL),  # the header of a message
-    re.compile(r"(?<=\]<\]minimax\[>\[)</\w+>"),  # an end of a parameter
+    re.compile(r"(?<=\]<\]minimax\[>\[)</\w+>?"),  # an end of a parameter
     re.compile(r'"tool_call_id": "[^"]*"'),
     re.compile(r'(?:type|index)="[^"]*"'),
     re.compile(r"(?<=\w):\d+(?=<\|)"),  # the index of a call

@@ -70,11 +70,15 @@ class Gemma4(CallParser):
         if len(ends) > _DEPTH + 1:
             raise BrokenCall
         self.write(self.advance(1))
-        before = ""
+        before, keys = "", set[str]()
         while (sign := (yield from self.skip(SPACES + ","))) != end:
             member = schemas.items(schema)
             if end == "}":
                 key = yield from self._key()
+                if key in keys:
+                    self.write(ends[::-1])
+                    raise BrokenCall
+                keys.add(key)
                 member = schemas.property(schema, key)
                 self.write(f"{before}{dumps(key)}: ")
                 sign = yield from self.skip()

@@ -9,7 +9,7 @@ from typing import Any
 
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import NUMBER, PYTHON_ESCAPES, STRING, ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
 _UNQUOTED = re.compile(r"[\w.+\-]{1,256}")
@@ -340,6 +340,8 @@ class Olmo3(PythonicCalls):
             if (yield from self.take(_OLMO3_END)):
                 return
             yield from self.call()
+            if (yield from self.ahead("")) not in f"{SPACES}<":
+                raise BrokenCall
             self.end_call()
 
 
