@@ -226,7 +226,7 @@ class CallParser(CallOutput):
         self.held = ""  # text that no step has consumed yet
         self._taken: list[str] = []  # text that steps have consumed since the marker or the last call
         self._num_written = 0  # the pieces of it whose meaning is in the arguments
-        self._unsent = ""  # of a call that has been read up to its first argument
+        self._unsent = ""  # the name of a call that has been read up to its first argument
         self._opening = ""  # the JSON of this call, which has no argument yet
         self._keys: set[str] = set()  # names of the call's arguments
         self._beside: list[str] = []  # text within the call that is no argument
@@ -259,7 +259,7 @@ class CallParser(CallOutput):
             self._add(CallEnd(self.count - 1, Ending.OPEN, self.taken))
             return
         if self._unsent and not is_whole:  # all of it is text
-            text, self._beside = self.taken + self.held, []
+            text, self._beside, is_open = self.taken + self.held, [], False
         self.end_call(Ending.OPEN if is_open else Ending.BROKEN)
         if not (self.after_call and self._is_markup(text)):
             self.show(text)
