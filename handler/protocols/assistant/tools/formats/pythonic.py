@@ -340,8 +340,8 @@ class Olmo3(PythonicCalls):
             if (yield from self.take(_OLMO3_END)):
                 return
             yield from self.call()
-            if (yield from self.ahead("")) not in f"{SPACES}<":
-                raise BrokenCall
+            if self._unsent and (yield from self.ahead("")) not in f"{SPACES}<":
+                raise BrokenCall  # arguments follow a call without arguments
             self.end_call()
 
 
