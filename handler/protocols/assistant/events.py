@@ -40,11 +40,12 @@ class CallEnd(NamedTuple):
     """The end of a tool call. Each call has exactly one of these events, at the end of the response at the latest.
 
     A parser sets the ending that it detects. `ResponseReader` checks the arguments and changes the ending to WHOLE or
-    BROKEN.
+    BROKEN. `text` is what the model wrote, if the response ended before the call's arguments.
     """
 
     number: int
     ending: Ending = Ending.WHOLE
+    text: str = ""
 
     @property
     def whole(self) -> bool:

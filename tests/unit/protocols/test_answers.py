@@ -322,7 +322,7 @@ def broken_responses(found: list[dict[str, Any]]) -> Said:
     assert len(found) == 1 or done == response["output"]
     assert len(found) == 1 or found[-1]["type"] == f"response.{response['status']}"
     for call in calls:
-        assert call["status"] == ("completed" if isinstance(load(call["arguments"]), dict) else "incomplete")
+        assert call["status"] == "incomplete" or isinstance(load(call["arguments"]), dict)
     ended = [event["arguments"] for event in found if event.get("type") == "response.function_call_arguments.done"]
     assert len(found) == 1 or ended == [call["arguments"] for call in calls if call["status"] == "completed"]
     whole = response["status"] == "completed" and all(call["status"] == "completed" for call in calls)
@@ -572,3 +572,38 @@ def test_whitespace_before_a_call_is_no_text(dialect: str, size: int, text: str,
     for stream in (False, True):
         found = answer(schema, {**body, "stream": stream}, saying(text, size), CAPABLE)
         assert shown_text(values(found.body)) == shown, stream
+
+
+# -- what a reader of calls cannot place is text, in every dialect -----------------------------------------------------
+
+ARGUMENTS_ELSEWHERE = [
+    '<tool_call>{"name": "weather", "args": {"city": "K"}}</tool_call>',
+    '<tool_call>{"name": "weather", "arguments": {}, "city": "K"}</tool_call>',
+    '<tool_call>[{"name": "weather", "arguments": {}, {"city": "K"}]</tool_call>',
+    '<tool_call>{"name": "weather"} "arguments": {"city": "K"}}</tool_call>',
+    '<tool_call>[{"city": "K"}</tool_call>',
+]
+
+
+@_both
+@_each
+@in_one_test("text", ARGUMENTS_ELSEWHERE)
+def test_a_call_whose_arguments_stand_elsewhere_is_text(dialect: str, text: str, stream: bool) -> None:
+    schema, body, read = BROKEN_DIALECTS[dialect]
+    for size in (1, 5, 1000):
+        found = values(answer(schema, {**body, "stream": stream}, saying(text, size), CAPABLE).body)
+        assert shown_text(found) == text
+        said = read(found)
+        assert said.arguments == []
+        ends = {"lmi": "eos_token", "tgi_compat": "eos_token", "responses": "completed", "messages": "end_turn"}
+        assert said.reason == ends.get(dialect, "stop")
+
+
+@_both
+@_each
+def test_a_call_that_breaks_after_its_arguments_is_text_too(dialect: str, stream: bool) -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "K"}, {"name": "weather"}</tool_call>'
+    schema, body, read = BROKEN_DIALECTS[dialect]
+    found = values(answer(schema, {**body, "stream": stream}, saying(text, 3), CAPABLE).body)
+    assert shown_text(found).endswith(text)
+    assert not read(found).whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -317,6 +318,10 @@ def _typed(value: Any, types: frozenset[str]) -> Any:
     return json.loads(as_json(value, types))
 
 
+_UNREAD = re.compile(r"(?:\A|>)[^<>]*\w")
+"""Matches text outside of tags."""
+
+
 class _Region:
     """A region of tool calls that is being read."""
 
@@ -330,6 +335,7 @@ class _Region:
         self._name = name if NAME.fullmatch(name) else ""  # of a call whose arguments are emitted as they arrive
         self._json = JsonEnd() if field.is_plain else None
         self._is_over = False  # whether the JSON is complete
+        self._after: list[str] = []  # text after the JSON
         self._started = False
 
     @property
@@ -340,6 +346,7 @@ class _Region:
     def feed(self, text: str) -> list[Event]:
         self.content.feed(text)
         if self._json is None or self._is_over:
+            self._after.append(text)
             return []
         events: list[Event] = []
         if self._name and not self._started:
@@ -355,6 +362,7 @@ class _Region:
         self._is_over = size is not None
         if self._started:
             events.append(Arguments(self._calls.count - 1, text[:size]))
+            self._after.append("" if size is None else text[size:])
         return events
 
     def end(self, *, cut: bool) -> list[Event] | None:
@@ -364,12 +372,20 @@ class _Region:
             cut: whether the response ended within the region.
         """
         if self._started:
-            return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
+            after = "".join(self._after).strip()
+            ending = Ending.BROKEN if after else Ending.OPEN if cut else Ending.WHOLE
+            return [CallEnd(self._calls.count - 1, ending), *([after] if after else [])]
         try:
             calls = self._field.calls(self.content.value(), self._groups)
         except (ValueError, RecursionError):
             return None
         if not calls or not all(NAME.fullmatch(name) for name, _ in calls):
+            return None
+        if (
+            not self._field.is_json
+            and not all(arguments for _, arguments in calls)
+            and _UNREAD.search(self.content.text)
+        ):
             return None
         cut = cut and not self._field.is_json  # more arguments might have followed
         events: list[Event] = []

@@ -167,6 +167,8 @@ def _call(value: Any) -> tuple[str, Any]:
     if not isinstance(name, str) or function is None:
         raise ValueError("has no name")
     arguments = function.get("arguments")
+    if arguments is None and function.keys() - {"name", "arguments", "id", "type"}:
+        raise ValueError("has its arguments elsewhere")
     return name, {} if arguments is None else arguments
 
 

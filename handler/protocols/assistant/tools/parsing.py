@@ -21,7 +21,7 @@ from handler.protocols.assistant.events import (
     pieces,
 )
 from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
-from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, is_object
+from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -36,6 +36,19 @@ MAX_NAME = 256
 
 NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_NAME}}}")
 """The pattern of tool names."""
+
+_NO_ARGUMENTS = re.compile(r"\s*(?:\{\s*(?:\}\s*)?)?")
+"""Matches the JSON of arguments, or its beginning, while it contains no argument."""
+
+_WITHIN_JSON = re.compile(r"[\w\",:]")
+
+_LONGEST_OPENING = 512  # characters
+
+_MARKS = (
+    *("section_end", "block_end", "call", "call_end", "end", "parameter", "parameter_end"),
+    *("key", "key_end", "value", "value_end", "separator", "quote", "arguments_end"),
+)
+"""The attributes of parsers that are markers, besides `begins`, `between` and `within`."""
 
 
 _CHECKPOINT_SUFFIX = re.compile(r":[^\s:>]+(?=>\Z)")
@@ -187,8 +200,11 @@ class CallOutput:
 class CallParser(CallOutput):
     """Base class of parsers for text with tool calls.
 
-    A subclass implements `calls` with the steps below. If `BrokenCall` is raised or the response ends before a call has
-    started, the text that the steps have consumed is emitted. A call that has already started is left unfinished.
+    A subclass implements `calls` with the steps below. A step that finds text which is neither an argument nor a marker
+    raises `BrokenCall`. Then all of the call is emitted as text, also if a part of its arguments has already been
+    emitted. If the response ends within a call, its text that is in no argument is emitted. So nothing is lost.
+
+    A call is emitted with its first argument. A call without arguments is emitted only when all of it has been read.
 
     A model may write anything, so the work must be linear in the length of the response. A step takes time proportional
     to the length of `held`. Therefore a long text is fed in pieces, no step waits while more than a few hundred
@@ -196,10 +212,12 @@ class CallParser(CallOutput):
 
     Attributes:
         begins: the markers before calls. Each marker precedes any other marker that is a prefix of it.
+        within: other markers within or after a call.
         at_start: whether a response may begin with calls without a marker.
     """
 
     begins: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
     at_start = False
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
@@ -207,7 +225,12 @@ class CallParser(CallOutput):
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.held = ""  # text that no step has consumed yet
         self._taken: list[str] = []  # text that steps have consumed since the marker or the last call
-        self._committed = False
+        self._num_written = 0  # the pieces of it whose meaning is in the arguments
+        self._unsent = ""  # the name of a call that has been read up to its first argument
+        self._opening = ""  # the JSON of this call, which has no argument yet
+        self._keys: set[str] = set()  # names of the call's arguments
+        self._beside: list[str] = []  # text within the call that is no argument
+        self._captures: list[list[str]] = []  # JSON that is not written yet, the innermost last
         self._closable = False  # whether only closing brackets and quotes are missing in the arguments
         self._schemas: dict[str, ToolSchema] = {}
         self._steps: Steps[None] | None = None  # None until text arrives, so that a new parser can be copied
@@ -223,11 +246,23 @@ class CallParser(CallOutput):
     def flush(self) -> list[Event]:
         if self._steps is not None:
             self._steps.close()
-            if not (self.after_call and self._begins_call(self.taken + self.held)):
-                self._end_block(self.held)
-            self.end_call(Ending.OPEN if self._closable and not self.held.strip() else Ending.BROKEN)
+            self._end_response()
             self.held = ""
         return self.pop()
+
+    def _end_response(self) -> None:
+        text = "".join([*self._taken[self._num_written :], self.held])
+        is_open = self._closable and not text.strip()
+        is_whole = is_open and not self._beside
+        if self._unsent and is_whole and "}" not in self._opening:
+            super().begin(self._unsent)
+            self._add(CallEnd(self.count - 1, Ending.OPEN, self.taken))
+            return
+        if self._unsent and not is_whole:  # all of it is text
+            text, self._beside, is_open = self.taken + self.held, [], False
+        self.end_call(Ending.OPEN if is_open else Ending.BROKEN)
+        if not (self.after_call and self._is_markup(text)):
+            self.show(text)
 
     def calls(self, begin: str) -> Steps[None]:
         """Read the tool calls after a marker, up to the text that follows them.
@@ -242,7 +277,7 @@ class CallParser(CallOutput):
 
     @property
     def taken(self) -> str:
-        """The text that has been consumed since the marker or the last tool call. It is "" while a call is read."""
+        """The text that has been consumed since the marker or the last tool call."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
@@ -252,30 +287,103 @@ class CallParser(CallOutput):
     # -- events ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
-        """Start a tool call. Its text cannot be emitted as text any more."""
-        super().begin(name)
-        self.commit()
+        """Start a tool call. It may become text until its first argument is written."""
+        self._unsent, self._opening, self._keys, self._captures = name, "", set(), []
+        self.accept()
+
+    def accept(self) -> None:
+        """Treat all of the consumed text as part of the arguments."""
+        self._num_written = len(self._taken)
+
+    def write(self, text: str) -> None:
+        """Append text to the JSON of the arguments, in which everything consumed so far is written."""
+        if self._captures:
+            self._captures[-1].append(text)
+            return
+        if not text:
+            return
+        self.accept()
+        if self._unsent:
+            self._opening += text
+            if _NO_ARGUMENTS.fullmatch(self._opening, 0, _LONGEST_OPENING):
+                return
+            self.send()
+        else:
+            super().write(text)
+
+    def captured(self, steps: Steps[None]) -> Steps[str]:
+        """Run steps, and return the JSON that they write, which is not appended to the arguments."""
+        self._captures.append([])
+        yield from steps
+        return "".join(self._captures.pop())
+
+    def write_key(self, key: str) -> None:
+        """Write the name of an argument.
+
+        Raises:
+            BrokenCall: the call already has an argument with this name.
+        """
+        if key in self._keys:
+            self.write("}")
+            raise BrokenCall
+        self.write(f"{', ' if self._keys else '{'}{dumps(key)}: ")
+        self._keys.add(key)
+
+    def send(self) -> None:
+        """Emit the start of a tool call."""
+        super().begin(self._unsent)
+        self._unsent = ""
+        super().write(self._opening)
 
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
+        """End a tool call, and then emit the text within it that is no argument.
+
+        Raises:
+            BrokenCall: the call has such text, but no argument.
+        """
+        if self._unsent and ending is not Ending.BROKEN:
+            if self._beside:
+                raise BrokenCall
+            self.send()
+        self._unsent = ""
         super().end_call(ending)
-        self._committed = False
+        self.drop()
+        others, self._beside = self._beside, []
+        self.show("".join(others))
 
     def drop(self) -> None:
         """Discard the consumed text, which is markup of the previous tool calls."""
-        self._taken = []
+        self._taken, self._num_written = [], 0
 
-    def commit(self) -> None:
-        """Discard the text consumed so far, and stop recording consumed text until the tool call ends."""
-        self._taken, self._committed = [], True
+    def show_taken(self, text: str) -> None:
+        """Emit the consumed text, which is no part of a tool call. `text` is its end."""
+        if text:
+            taken = self.taken
+            self.drop()
+            self.show(taken)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def advance(self, size: int) -> str:
         """Consume and return the next `size` characters."""
         text, self.held = self.held[:size], self.held[size:]
-        if text and not self._committed:
+        if text:
             self._taken.append(text)
         return text
+
+    def put_back(self, text: str) -> None:
+        """Return the text that has been consumed last, so that it is read again."""
+        self.held = text + self.held
+        self.forget(len(text))
+
+    def forget(self, size: int) -> None:
+        """Treat the last `size` characters as not consumed."""
+        while size > 0 and self._taken:
+            piece = self._taken.pop()
+            if size < len(piece):
+                self._taken.append(piece[:-size])
+            size -= len(piece)
+        self._num_written = min(self._num_written, len(self._taken))
 
     def skip(self, signs: str = SPACES) -> Steps[str]:
         """Consume these characters, and return the first other character without consuming it."""
@@ -355,9 +463,34 @@ class CallParser(CallOutput):
             write(self.advance(len(self.held) - partial_mark(self.held, ends)))
             yield from self._open()
 
-    def skip_until(self, *ends: str) -> Steps[str]:
-        """Consume text up to a marker, which is consumed and returned."""
-        return (yield from self.stream_until(lambda text: None, *ends))
+    def beside(self, *ends: str) -> Steps[str]:
+        """Consume text that is emitted after the call, up to a marker, which is consumed and returned."""
+        parts: list[str] = []
+        end = yield from self.stream_until(parts.append, *ends)
+        self.put_beside("".join(parts).strip())
+        return end
+
+    def put_beside(self, text: str) -> None:
+        """Emit text after the call, in which everything consumed so far is written."""
+        if text:
+            self._beside.append(text)
+            self.accept()
+
+    def ahead(self, signs: str = SPACES) -> Steps[str]:
+        """Consume these characters after which the call may end, and return the next one without consuming it."""
+        self._closable = True
+        sign = yield from self.skip(signs)
+        self._closable = False
+        return sign
+
+    def rest(self, *marks: str) -> Steps[str]:
+        """Consume whitespace and the marker after the arguments so far, and return the marker.
+
+        Raises:
+            BrokenCall: something else follows.
+        """
+        yield from self.ahead()
+        return (yield from self.expect(*marks))
 
     def json(self) -> Steps[None]:
         """Emit the JSON object or list that follows as the arguments of the tool call, as it arrives."""
@@ -369,16 +502,23 @@ class CallParser(CallOutput):
                 return
             yield from self._open()
 
-    def call_with_json(self, name: str) -> Steps[None]:
+    def call_with_json(self, name: str, *ends: str) -> Steps[None]:
         """Read a tool call whose arguments follow as a JSON object.
+
+        Args:
+            ends: the markers after a call. If one of them follows instead, the call has no arguments.
 
         Raises:
             BrokenCall: something else follows.
         """
-        if (yield from self.skip()) != "{":
-            raise BrokenCall
         self.begin(name)
-        yield from self.json()
+        if (yield from self.skip()) == "{":
+            yield from self.json()
+            if self._unsent and _WITHIN_JSON.match((yield from self.ahead(""))):
+                raise BrokenCall  # the arguments follow an object without members
+        else:
+            self.put_back((yield from self.expect(*ends)))
+            self.write("{}")
         self.end_call()
 
     def _open(self) -> Steps[None]:
@@ -427,23 +567,22 @@ class CallParser(CallOutput):
         try:
             yield from self.calls(begin)
         except BrokenCall:
-            self._end_block()
+            text = self.taken
+            self._beside = []
             self.end_call(Ending.BROKEN)
+            self.show(text)
         self.drop()
         self.end_call()
 
-    def _end_block(self, remainder: str = "") -> None:
-        if not self._committed:
-            self.show("".join([*self._taken, remainder]))
-
-    def _begins_call(self, text: str) -> bool:
-        """Return whether a response ends with the start of a marker before or after a tool call.
+    def _is_markup(self, text: str) -> bool:
+        """Return whether a response ends with the start of a marker within, before or after a tool call.
 
         Whole markers, such as the end of a call before the end of all calls, may precede the incomplete one.
         """
-        ends = [getattr(self, name, "") for name in ("call_end", "block_end", "section_end", "end")]
+        named = [getattr(self, name, "") for name in _MARKS]
         between = getattr(self, "between", ())
-        marks = tuple(mark for mark in (*self.begins, *between, *ends) if isinstance(mark, str) and mark)
+        marks = (*self.begins, *between, *self.within, *named)
+        marks = tuple(mark for mark in marks if isinstance(mark, str) and mark)
         start, whole = text.strip(), any_of(marks)
         while start and (match := whole.match(start)):
             start = start[match.end() :].lstrip()
@@ -517,8 +656,8 @@ class _Call:
 class CheckedCalls:
     """Checks the tool calls among the events of one response.
 
-    A call that is truncated before its arguments is replaced by its name as text, because clients would read missing
-    arguments as `{}`.
+    A call that is truncated before its arguments is replaced by its text, or else by its name, because clients would
+    read missing arguments as `{}`.
 
     Args:
         allowed: the names of the tools that may be called, or None for any name. A call to any other tool is
@@ -556,7 +695,7 @@ class CheckedCalls:
             checked += self._check(event, closes=finish is Finish.EOS)
             if isinstance(event, CallEnd) and not event.whole and finish is not Finish.EOS:
                 self._allowed = ()  # what follows may be a quoted call in a value that was cut off
-        left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
+        left: list[Event] = [CallEnd(number, Ending.OPEN) for number in self._open]
         return [*checked, *self.read(left)]
 
     def _check(self, event: Event, *, closes: bool = False) -> Iterator[Event]:
@@ -594,9 +733,10 @@ class CheckedCalls:
         if (closes and end.ending is Ending.OPEN) or (end.whole and call.number is None):
             yield from self._write(call, call.arguments.closing() or "")
         if call.number is None:
-            yield call.name
+            yield end.text or call.name
         else:
-            yield CallEnd(call.number, Ending.WHOLE if call.arguments.is_whole() else Ending.BROKEN)
+            whole = end.ending is not Ending.BROKEN and call.arguments.is_whole()
+            yield CallEnd(call.number, Ending.WHOLE if whole else Ending.BROKEN)
 
 
 # -- the format of a model's own response template, whose calls response_template/ reads -------------------------------

@@ -201,7 +201,7 @@ def test_only_the_models_own_end_closes(format: str, finish: Finish) -> None:
         ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<text>ab", ("write", '{"text": "ab"}', True)),
         ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<text>ab]<]mini", ("write", '{"text": "ab', False)),
         ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<other>]<]minimax[>[<a>ab]<]minimax[>[</a>",
-         ("write", '{"other": {', False)),
+         ("write", '{"other": ', False)),
         ("minimax_m3", f"{M3_WRITE}]<]minimax[>[<other>]<]minimax[>[<item>ab",
          ("write", '{"other": ["ab"]}', True)),
         ("lfm2", "<|tool_call_start|>[write(text='ab", ("write", '{"text": "ab"}', True)),
@@ -230,9 +230,15 @@ def test_what_other_forms_leave_open(format: str, text: str, said: Call) -> None
     assert cut == (said if done and whole else (name, cut[1], False))
 
 
-def test_a_call_without_a_character_of_arguments_is_its_name() -> None:
-    assert read(FORMATS["glm45"].make(TOOLS), "<tool_call>time\n<arg_key>", Finish.EOS) == ["time"]
-    assert read(FORMATS["qwen3_coder"].make(TOOLS), "<tool_call><function=time>", Finish.LENGTH) == ["time"]
+def test_a_call_without_a_character_of_arguments_is_text() -> None:
+    for format, text in (
+        ("glm45", "<tool_call>time\n<arg_key>"),
+        ("qwen3_coder", "<tool_call><function=time>"),
+        ("hermes", '<tool_call>{"name": "time", "arguments": {'),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.time:0<|tool_call_argument_begin|>"),
+    ):
+        for pieces in ([text], text):
+            assert read(FORMATS[format].make(TOOLS), pieces, Finish.LENGTH) == [text]
     rest = "<tool_call>time\n<arg_key>" + "x" * 600 + "<tool_call>time</tool_call>"
     assert read(FORMATS["glm45"].make(TOOLS), rest, Finish.EOS)[-1] == ("time", "{}", True)
 

@@ -138,11 +138,20 @@ def test_a_call_that_breaks_off_stays_as_far_as_it_came(
         ("hermes", '<tool_call>{"name": "a b", "arguments": {}}</tool_call>'),
         ("hermes", f"<tool_call>{'[' * 100_000}</tool_call>"),
         ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"a": {"9" * 10_000}}}}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>'),
+        ("tags", "<tool_call><function=f>ls -la</function></tool_call>"),
+        ("tags", "<tool_call><function=f><command>ls</command></function></tool_call>"),
         ("own strings", '<|tool_call>call:f{a:<|"|>b}<tool_call|>'),
     ],
 )
 def test_what_is_no_call_stays_text(template: str, text: str) -> None:
     assert read(template, "", [text, " So."]) == ("", f"{text} So.", [])
+
+
+def test_text_after_the_arguments_of_a_call_is_text() -> None:
+    text = '<|channel|>commentary to=functions.f<|message|>{"a": 1} zork<|call|>'
+    for pieces in ([text], text):
+        assert read("channels", "", pieces) == ("", "zork", [("f", '{"a": 1}')])
 
 
 def test_without_tools_calls_and_unwanted_reasoning_stay_in_the_text() -> None:

@@ -34,6 +34,7 @@ class Gemma4(CallParser):
     """
 
     begins: tuple[str, ...] = ("<|tool_call>",)
+    within = ("}", ",")
     call_end = "<tool_call|>"
     quote = '<|"|>'
     _waits = False  # whether the text after a quote decides if it ends the string
@@ -69,11 +70,15 @@ class Gemma4(CallParser):
         if len(ends) > _DEPTH + 1:
             raise BrokenCall
         self.write(self.advance(1))
-        before = ""
+        before, keys = "", set[str]()
         while (sign := (yield from self.skip(SPACES + ","))) != end:
             member = schemas.items(schema)
             if end == "}":
                 key = yield from self._key()
+                if key in keys:
+                    self.write(ends[::-1])
+                    raise BrokenCall
+                keys.add(key)
                 member = schemas.property(schema, key)
                 self.write(f"{before}{dumps(key)}: ")
                 sign = yield from self.skip()
@@ -100,7 +105,7 @@ class Gemma4(CallParser):
             self.write(as_json(_unescape("".join(parts)), types or STRING))
             return
         end = yield from self.stream_until(parts.append, *_AFTER_UNQUOTED)
-        self.held = end + self.held
+        self.put_back(end)
         text = "".join(parts).strip(SPACES)
         if not text:
             raise BrokenCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from handler.protocols.assistant.tools.formats.open_values import OpenValues, Tags
 from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, pairs
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
+from handler.protocols.assistant.tools.json_text import ParameterValue
 from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, Format, Steps
 
 
@@ -34,7 +34,6 @@ class PairedCalls(OpenValues, SectionedCalls):
         end = yield from self.expect(self.key, self.call_end)
         self.begin(name)
         schema = self.schema(name)
-        before = "{"
         while end == self.key:
             key, _ = yield from self.until(self.key_end)
             if "<" in key:  # its own end tag is missing
@@ -42,19 +41,15 @@ class PairedCalls(OpenValues, SectionedCalls):
             key = key.strip()
             yield from self.skip()
             yield from self.expect(self.value)
-            self.write(f"{before}{dumps(key)}: ")
+            self.write_key(key)
             value = ParameterValue(schema.types(schema.property(schema.root, key)), self.write)
             end = yield from self.value_end_tag(value)
             value.close()
-            before = ", "
             if end == self.value_end:
-                self._closable = True  # the arguments may be complete
-                yield from self.skip()
-                self._closable = False
-                end = yield from self.expect(self.key, self.call_end, self.call)
-        self.end_values("{}" if before == "{" else "}")
+                end = yield from self.rest(self.key, self.call_end, self.call)
         if end == self.call:  # the end marker is missing, and the next call follows
-            self.held = self.call + self.held
+            self.put_back(end)
+        self.end_values()
 
     def value_end_tag(self, value: ParameterValue) -> Steps[str]:
         """Read a value up to the tag that ends it, and return the tag."""

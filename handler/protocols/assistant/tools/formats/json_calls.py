@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from handler.core.framing import refuse_constant
+from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps, Tool
@@ -35,12 +37,15 @@ class JsonCalls(CallParser):
     Attributes:
         end: the marker after the calls, or "" if they end with the list or the last object.
         marked: whether a marker precedes the calls. Otherwise an object without arguments or an empty list is text.
+        name_key, arguments_keys: the keys of the name and the arguments.
         head: matches the start of a call up to its arguments, with its name as a JSON string in the first group.
         open: matches the start of a call up to an incomplete name.
     """
 
     end = ""
     marked = True
+    name_key = "name"
+    arguments_keys: tuple[str, ...] = ("arguments", "parameters")
     head = _HEAD
     open = _OPEN
 
@@ -54,7 +59,7 @@ class JsonCalls(CallParser):
         while True:
             sign = yield from self.skip(SPACES + ",;")
             if self.end and (yield from self.take(self.end)):
-                return
+                return self._end_list(count)
             if sign == "{":
                 yield from self._object(listed=listed)
             elif sign == "[" and not listed:
@@ -62,9 +67,7 @@ class JsonCalls(CallParser):
                 listed = True
             elif sign == "]" and listed:
                 self.advance(1)
-                if self.count == count and (self._others or not self.marked):
-                    raise BrokenCall
-                self._show_others()
+                self._end_list(count)
                 if not self.end:
                     return
                 if self.count:
@@ -72,9 +75,22 @@ class JsonCalls(CallParser):
             else:
                 raise BrokenCall
 
-    def begin(self, name: str) -> None:
+    def send(self) -> None:
         self._show_others()
-        super().begin(name)
+        super().send()
+
+    def _end_list(self, count: int) -> None:
+        """Emit the objects of a list that are not calls.
+
+        Args:
+            count: the number of calls before the list.
+
+        Raises:
+            BrokenCall: the list contains no calls.
+        """
+        if self.count == count and (self._others or not self.marked):
+            raise BrokenCall
+        self._show_others()
 
     def _show_others(self) -> None:
         self.show("".join(self._others))
@@ -93,8 +109,12 @@ class JsonCalls(CallParser):
                 raise BrokenCall
             self._others.append(text)
             return
-        self.begin(call[0])
-        self.write(call[1])
+        name, arguments, others = call
+        self.begin(name)
+        self.write(arguments)
+        self.put_beside(others)
+        if self._unsent and (yield from self.ahead(SPACES + ",;")) == '"':  # the arguments follow the object
+            raise BrokenCall
         self.end_call()
 
     def _head(self) -> Steps[re.Match[str] | None]:
@@ -113,25 +133,60 @@ class JsonCalls(CallParser):
             scanned = len(self.held)
             yield
 
-    def called(self, text: str) -> tuple[str, str] | None:
-        """Return the name and the arguments of a complete object, or None if it is not a tool call."""
-        return _call(text, alone=self.marked)
+    def called(self, text: str) -> tuple[str, str, str] | None:
+        """Return the name and the arguments of a complete object, and other members, or None if it is not a tool call.
+
+        An object with other members is a call only if it has arguments.
+        """
+        if (members := _members(text)) is None:
+            return None
+        name, given = members.pop(self.name_key, None), [key for key in self.arguments_keys if key in members]
+        if not isinstance(name, str) or len(given) > 1 or not (given or self.marked):
+            return None
+        value = members.pop(given[0]) if given else None
+        written = value if isinstance(value, str) else dumps({} if value is None else value)
+        others = _others(members)
+        if not name or _SURROGATE.search(name) or (others and written in ("", "{}")):
+            return None
+        return (name, written or "{}", others) if is_object(ControlEscapes().feed(written or "{}")) else None
 
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
         try:
             name = json.loads(head[1])
             name.encode()
         except ValueError:
-            raise BrokenCall from None
+            name = ""
+        if not name:
+            raise BrokenCall
         self.advance(head.end())
         self.begin(name)
         yield from self.json()
-        end = JsonEnd(depth=1, stop="<")
-        while (size := end.feed(self.held)) is None:
-            self.advance(len(self.held))
-            yield
-        self.advance(size)
+        self.put_beside((yield from self._members_after()))
         self.end_call()
+
+    def _members_after(self) -> Steps[str]:
+        """Consume a call after its arguments, up to its end, and return its other members.
+
+        The closing brace may be missing.
+
+        Raises:
+            BrokenCall: the rest of the object is not JSON, or has another name or other arguments.
+        """
+        end, parts = JsonEnd(depth=1, stop="<"), list[str]()
+        self._closable = True
+        while (size := end.feed(self.held)) is None:
+            parts.append(self.advance(len(self.held)))
+            self._closable = self._closable and not parts[-1].strip()
+            yield
+        self._closable = False
+        parts.append(self.advance(size))
+        rest = "".join(parts).strip()
+        if rest == "]":
+            self.put_back(rest)
+        members = _members("{" + (rest if rest.strip("]") else "}").removeprefix(","))
+        if members is None or not members.keys().isdisjoint((self.name_key, *self.arguments_keys)):
+            raise BrokenCall
+        return _others(members)
 
 
 class List(JsonCalls):
@@ -209,9 +264,7 @@ class Cohere(JsonCalls):
         rf'\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|[0-9]+)\s*,\s*)?'
         r'(?:"(?:tool_call_id|tool_name)"\s*:\s*"(?:[^"\\]|\\.)*\\?)?'
     )
-
-    def called(self, text: str) -> tuple[str, str] | None:
-        return _call(text, alone=True, name="tool_name")
+    name_key, arguments_keys = "tool_name", ("parameters",)
 
 
 _SIGNS = ("{", "[")
@@ -285,23 +338,32 @@ class XLam(CallsInText):
             yield from self.take("</tool_call>", "```")
 
 
-def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | None:
-    """Return the name and the arguments of a complete tool call, or None if the text is not a call.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BESIDE = {"id", "index", "type", "tool_call_id", "call_id"}
+"""Members of a tool call that its client does not need, because it gets others."""
 
-    Args:
-        alone: whether an object without arguments is a call.
-        name: the key that contains the name of the call.
-    """
+
+def _members(text: str) -> dict[str, Any] | None:
+    """Return the members of a JSON object, or None if it is not JSON or two members of an object have the same name."""
+    text = ControlEscapes().feed(text)
     try:
-        value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
-        name, arguments = value.get(name), value.get("arguments", value.get("parameters", {} if alone else None))
-        if not isinstance(name, str) or not isinstance(arguments, dict | str):
-            return None
-        name.encode()
+        members: dict[str, Any] = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         return None
-    written = (arguments or "{}") if isinstance(arguments, str) else dumps(arguments)
-    return (name, written) if is_object(ControlEscapes().feed(written)) else None
+    return members
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError
+    return members
+
+
+def _others(members: Mapping[str, Any]) -> str:
+    """Return the JSON of the members that no client needs, or ""."""
+    others = {key: value for key, value in members.items() if key not in _BESIDE}
+    return dumps(others) if others else ""
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
@@ -445,6 +507,8 @@ class Inkling(JsonCalls):
 
     begins = (_CALL, _MESSAGE, *_BLOCKS, *_ENDS)
     at_start = True
+    arguments_keys = ("args",)
+    _before = ""  # the name before the block
     head = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"args"\s*:\s*(?=\{)')
 
     def calls(self, begin: str) -> Steps[None]:
@@ -454,11 +518,18 @@ class Inkling(JsonCalls):
             if not (yield from self.take(_CALL)):
                 if begin and (yield from self.take(*_BLOCKS)):
                     return
-                yield from self.run(NAME)
+                name = yield from self.run(NAME)
                 yield from self.expect(_CALL)
+                self._before = name
         elif begin != _CALL:
             return
         yield from super().calls(_CALL)
+
+    def begin(self, name: str) -> None:
+        super().begin(name)
+        if self._before != name:
+            self.put_beside(self._before)
+        self._before = ""
 
     def called(self, text: str) -> None:
         return None  # the name always comes first
@@ -483,10 +554,18 @@ class Mistral(JsonCalls):
     """Parses Mistral's tool calls.
 
     With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call consists of a name,
-    possibly an id, and the arguments.
+    possibly an id, and the arguments. If the response ends after the name, the call has no arguments.
     """
 
     begins = (_CALLS,)
+    within = (_CALL_ID, _ARGUMENTS)
+    _at_end = False  # whether the response has ended
+
+    def flush(self) -> list[Event]:
+        self._at_end = True
+        if self._steps is not None:
+            next(self._steps)  # ends a name
+        return super().flush()
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
@@ -495,12 +574,17 @@ class Mistral(JsonCalls):
         if self.held[0] in "[{":
             yield from super().calls(begin)
             return
-        name = yield from self.run(NAME)
-        yield from self.skip()
+        while NAME.fullmatch(self.held) and not self._at_end:
+            yield
+        if (match := NAME.match(self.held)) is None:
+            raise BrokenCall
+        name = self.advance(match.end())
+        self.begin(name)
+        yield from self.ahead()
         if (yield from self.take(_CALL_ID)):
             yield from self.run(NAME)
         yield from self.take(_ARGUMENTS)
-        yield from self.call_with_json(name)
+        yield from self.call_with_json(name, _CALLS)
 
 
 _MISTRAL_WITH_NAME = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)

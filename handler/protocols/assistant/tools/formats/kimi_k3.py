@@ -30,13 +30,14 @@ class KimiK3(OpenValues, SectionedCalls):
 
     section_end, call = _TOOLS_END, _CALL
     begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)
+    within = (_CALL_END, _ARGUMENT, _ARGUMENT_END, _JSON, _JSON_END)
 
     def calls(self, begin: str) -> Steps[None]:
         if begin == TOOLS:
             yield from super().calls(begin)
 
     def one(self) -> Steps[None]:
-        name = (yield from self._attributes()).get("tool", "")
+        name = (yield from self._attributes("tool", "index")).get("tool", "")
         if not NAME.fullmatch(name):
             raise BrokenCall
         self.begin(name)
@@ -46,31 +47,42 @@ class KimiK3(OpenValues, SectionedCalls):
             match = _ATTRIBUTE.match(text)
             return match is not None and schema.property(schema.root, match[2]) is not None
 
-        before, end = "{", ""
-        while end not in (_CALL, _CALL_END, _TOOLS_END):
-            if end == _ARGUMENT:
-                attributes = yield from self._attributes()
-                self.write(f"{before}{dumps(attributes.get('key', ''))}: ")
-                before = ", "
+        ends = (_CALL_END, _CALL, _TOOLS_END)
+        end = yield from self.beside(_ARGUMENT, _JSON, *ends)
+        if end == _JSON:
+            yield from self._attributes("type")
+            self.put_back((yield from self.rest("{")))
+            yield from self.json()
+            if (end := (yield from self.rest(_JSON_END, *ends))) == _JSON_END:
+                end = yield from self.beside(*ends)
+            self.end_call()
+        else:
+            while end == _ARGUMENT:
+                attributes = yield from self._attributes("key", "type")
+                self.write_key(attributes["key"])
                 value = ParameterValue(STRING if attributes.get("type", "string") == "string" else ANY, self.write)
                 end = yield from self.read_value(value.feed, _TAGS, is_parameter)
                 value.close()
-            elif end == _JSON and before == "{":
-                yield from self._attributes()
-                if (yield from self.skip()) != "{":
-                    raise BrokenCall
-                yield from self.json()
-                before = end = ""
-            else:
-                end = yield from self.skip_until(_ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
-        self.end_values({"{": "{}", ", ": "}"}.get(before, ""))
+                if end == _ARGUMENT_END:
+                    end = yield from self.beside(_ARGUMENT, *ends)
+            self.end_values()
         if end != _CALL_END:  # the end marker is missing, and another call or the end of all calls follows
-            self.held = end + self.held
+            self.put_back(end)
 
-    def _attributes(self) -> Steps[dict[str, str]]:
-        """Consume and return the attributes of an element, up to its content."""
+    def _attributes(self, *names: str) -> Steps[dict[str, str]]:
+        """Consume and return the attributes of an element, up to its content.
+
+        Args:
+            names: the names of the attributes, of which the element has the first.
+
+        Raises:
+            BrokenCall: the text is not only attributes with these names.
+        """
         text, _ = yield from self.until(SEPARATOR)
-        return {match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)}
+        found = {match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)}
+        if names[0] not in found or not found.keys() <= {*names} or _ATTRIBUTE.sub("", text).strip():
+            raise BrokenCall
+        return found
 
 
 _TYPES = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}

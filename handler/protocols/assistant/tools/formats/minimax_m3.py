@@ -10,7 +10,7 @@ from typing import Any
 from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, Format, Steps
 
 _MARK = "]<]minimax[>["  # the marker before each tag
 _CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
@@ -19,6 +19,7 @@ _CALL_NAME = "invoke"
 _ITEM = "item"
 _DEPTH = 32  # nested elements
 _LONGEST_TAG = 258  # characters
+_END_TAG = re.compile(rf"{re.escape(_MARK)}</[^<>\]]*>?")
 _TAG = re.compile(r"</?([^\s<>]+)[^<>]*>")
 
 
@@ -32,28 +33,10 @@ class MinimaxM3(SectionedCalls):
 
     section_end, call = _CALLS_END, _CALL
     begins = (_CALLS,)
+    within = (_MARK, "<")
 
-    def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        super().__init__(tools)
-        self._buffers: list[list[str]] = []  # texts of members that are not written yet, the innermost last
-        self._nested = 0  # open nested objects, whose members are not written yet
-
-    def write(self, text: str) -> None:
-        if self._buffers:
-            self._buffers[-1].append(text)
-        else:
-            super().write(text)
-
-    def _open(self) -> Steps[None]:
-        if self._nested:
-            yield  # the arguments cannot be closed, as not all text is written yet
-        else:
-            yield from super()._open()
-
-    def begin(self, name: str) -> None:
-        self._buffers.clear()
-        self._nested = 0
-        super().begin(name)
+    def _is_markup(self, text: str) -> bool:
+        return super()._is_markup(_END_TAG.sub(_MARK, text))
 
     def one(self) -> Steps[None]:
         quote = yield from self.take('"', "'")
@@ -73,42 +56,47 @@ class MinimaxM3(SectionedCalls):
         """
         if depth > _DEPTH:
             raise BrokenCall
-        self.write("[" if listed else "{")
-        nested = not listed and depth > 0
-        self._nested += nested
+        if listed:
+            self.write("[")
         before = ""
         members: dict[str, list[str]] = {}  # the values of a nested object
         while (child := (yield from self._child(name))) is not None:
-            if not nested:
-                self.write(before if listed else f"{before}{dumps(child)}: ")
+            member = schemas.items(schema) if listed else schemas.property(schema, child)
+            if listed and child != _ITEM:
+                raise BrokenCall
+            if listed:
+                self.write(before)
                 before = ", "
-                member = schemas.items(schema) if listed else schemas.property(schema, child)
+                yield from self._value(child, schemas, member, depth)
+            elif not depth:
+                self.write_key(child)
                 yield from self._value(child, schemas, member, depth)
             else:
-                self._buffers.append([])
-                yield from self._value(child, schemas, schemas.property(schema, child), depth)
-                members.setdefault(child, []).append("".join(self._buffers.pop()))
-        self._nested -= nested
-        self.write(", ".join(f"{dumps(key)}: {_joined(values)}" for key, values in members.items()))
-        self.write("]" if listed else "}")
+                value = yield from self.captured(self._value(child, schemas, member, depth))
+                members.setdefault(child, []).append(value)
+        if depth and not listed:
+            self.write(f"{{{', '.join(f'{dumps(key)}: {_joined(values)}' for key, values in members.items())}}}")
+        elif listed:
+            self.write("]")
+        else:
+            self.write("}" if self._keys else "{}")
 
     def _child(self, name: str) -> Steps[str | None]:
-        """Return the name of the next child of an element, or None at the end of the element."""
+        """Return the name of the next child of an element, or None at the end of the element.
+
+        The end of the call ends all open elements, and other ends are text.
+        """
         while True:
-            yield from self.skip_until(_MARK)
+            yield from self.beside(_MARK)
             if (yield from self.expect("</", "<")) == "<":
                 return (yield from self._tag())
-            if (yield from self._is_end(name)):
+            tag = yield from self._tag()
+            if tag == name:
                 return None
-
-    def _is_end(self, name: str) -> Steps[bool]:
-        """Consume the rest of an end tag, and return whether it ends the element `name`."""
-        if (yield from self.take(f"{name}>")):
-            return True
-        ends = (yield from self._tag()) == _CALL_NAME
-        if ends:  # the end of the call ends all open elements
-            self.held = f"{_MARK}</{_CALL_NAME}>{self.held}"
-        return ends
+            if tag == _CALL_NAME:
+                self.put_back(f"{_MARK}</{tag}>")
+                return None
+            self.put_beside(f"{_MARK}</{tag}>")
 
     def _tag(self) -> Steps[str]:
         name, _ = yield from self.until(">", limit=256)
@@ -127,7 +115,7 @@ class MinimaxM3(SectionedCalls):
         value = ParameterValue(types, self.write)
         if (yield from self.take(_MARK)):
             kind = yield from self._next_tag()
-            self.held = _MARK + self.held
+            self.put_back(_MARK)
             if kind == "</" and types & {"array", "object"} and "string" not in types:  # an empty list or object
                 self.write("[]" if "array" in types else "{}")
                 yield from self._end(name)
@@ -149,7 +137,7 @@ class MinimaxM3(SectionedCalls):
             bracket = yield from self._next_tag()
             tag = yield from self._quoted_tag(bracket)
             if bracket == "</" and not opened[tag]:
-                self.held = _MARK + self.held
+                self.put_back(_MARK)
                 return
             if tag:
                 opened[tag] += 1 if bracket == "<" else -1

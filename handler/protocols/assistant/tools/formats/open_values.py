@@ -147,22 +147,18 @@ class OpenValues(CallParser):
         events: list[Event] = []
         self._at_end = True
         if self._undecided is not None and self._steps is not None:
-            self._undecided.parts.append(self.held)  # the start of a tag, if anything
-            self.held = ""
+            self._undecided.parts.append(self.advance(len(self.held)))  # the start of a tag, if anything
             self._steps.throw(_ResponseEnd())
             events = [*self.pop(), *self._read_again()]
         return [*events, *super().flush()]
 
-    def end_values(self, closing: str) -> None:
+    def end_values(self) -> None:
         """End a call whose values have been read.
 
         If its end was guessed at the end of the response, the text after it may belong to a value that was cut off.
-
-        Args:
-            closing: the end of the JSON arguments.
         """
         if not self.unsure:  # otherwise the brackets are closed only if the model ended the response
-            self.write(closing)
+            self.write("}" if self._keys else "{}")
         guessed = self.unsure or (self._decided and self._at_end)
         self.unsure = False
         self.end_call(Ending.OPEN if guessed else Ending.WHOLE)
@@ -199,8 +195,9 @@ class OpenValues(CallParser):
         write("".join(parts[:at]))
         remainder = "".join([*parts[at + 1 :], stop])
         if is_certain:
-            self.held = remainder + self.held
+            self.put_back(remainder)
         else:
+            self.forget(len(remainder))
             self._rest, self._after, self.held, self._decided = remainder, self.held, "", True
         return parts[at] if at < len(parts) else self._take_stop()
 
@@ -219,9 +216,9 @@ class OpenValues(CallParser):
 
     def _take_stop(self) -> str:
         """Take back and return the token that ends the message, which also ends the value."""
-        stop, self._rest = self._rest, ""
-        self.held, self._after, self._decided = self._after, "", False
-        return stop
+        stop, after = self._rest, self._after
+        self.held, self._rest, self._after, self._decided = stop + after, "", "", False
+        return self.advance(len(stop))
 
     def _read_again(self) -> list[Event]:
         """Read the text after the end of a value once more, in pieces."""

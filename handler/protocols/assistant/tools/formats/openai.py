@@ -21,6 +21,7 @@ class Harmony(CallParser):
     """
 
     begins = (_START, _CHANNEL)
+    within = (_CALL, _END, _RETURN)
     at_start = True
 
     def calls(self, begin: str) -> Steps[None]:
@@ -31,8 +32,8 @@ class Harmony(CallParser):
             raise BrokenCall
         recipient = _RECIPIENT.search(re.sub(r"<\|\w+\|>", " ", self.taken))
         if recipient is None:
-            self.commit()
-            end = yield from self.stream_until(self.show, _CALL, _END, _RETURN, _START)
+            self.drop()
+            end = yield from self.stream_until(self.show_taken, _CALL, _END, _RETURN, _START)
         else:
             name = recipient[1].removeprefix("functions.")
             if not NAME.fullmatch(name):
@@ -41,14 +42,15 @@ class Harmony(CallParser):
             end = yield from self._arguments()
             self.end_call()
         if end == _START:
-            self.held = end + self.held
+            self.put_back(end)
 
     def _arguments(self) -> Steps[str]:
         """Emit the JSON of the arguments, and return the marker after it. Within a string, a marker is text."""
-        json = JsonEnd()
+        json, ended = JsonEnd(), False
 
         def write(text: str) -> None:
-            json.feed(text)
+            nonlocal ended
+            ended = ended or json.feed(text) is not None
             self.write(text)
 
         while True:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import NUMBER, PYTHON_ESCAPES, STRING, ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
 _UNQUOTED = re.compile(r"[\w.+\-]{1,256}")
+_FLOAT = re.compile(r"[+-]?(?=[0-9_]*[.eE])[0-9_]*\.?[0-9_]*(?:[eE][+-]?[0-9_]+)?")
+_PREFIX = re.compile(r"(?i:[ruf]|fr|rf)(?=[\"'])")
+_CLOSED = re.compile(rf"[,)\]}}:#\"']|{_PREFIX.pattern}")
+"""Matches what may follow a string."""
+_KEYWORD_FOLLOWS = re.compile(r",\s*(?:[^\W\d]\w*\s*=|\))")
+_KEYWORD_MAY_FOLLOW = re.compile(r",\s*\w{0,256}\s*")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # leading zeros, which models write in months
 _QUOTES = ('"""', "'''", '"', "'")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_OCTAL = re.compile("[0-7]{1,3}")
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ENDS = {"[": "]", "(": ")", "{": "}"}
 _DEPTH = 32  # nested containers
@@ -25,6 +33,11 @@ _START, _END = "<|python_start|>", "<|python_end|>"
 
 class PythonicCalls(CallParser):
     """Base class of parsers for tool calls in Python syntax, with literals as arguments."""
+
+    within = (*"'\"()[],=",)
+    follows = re.compile(r"[,\]#]")
+    """Matches what may follow a call."""
+    _quotes = False  # whether the current string contains quotes of its own kind
 
     def call(self) -> Steps[None]:
         """Read one tool call.
@@ -42,90 +55,211 @@ class PythonicCalls(CallParser):
 
     def list(self) -> Steps[None]:
         """Read the tool calls in a list, up to its end. The opening bracket has already been consumed."""
-        while True:
-            yield from self.skip()
+        sign, count = ",", self.count
+        while sign == "," and (yield from self.skip()) != "]":
             yield from self.call()
-            sign = yield from self.skip()
-            self.advance(1)
-            if sign == "]":
-                self.drop()
-                return
-            if sign != ",":
+            sign, comment = (yield from self.ahead()), ""
+            if sign == "#":
+                comment, _ = yield from self.until("\n")
+                sign = yield from self.ahead()
+            if sign not in ",]":
                 raise BrokenCall
+            self.end_call()
+            self.show(comment)
+            if sign == ",":
+                self.advance(1)
+        if self.count == count:
+            raise BrokenCall
+        yield from self.expect("]")
+        self.drop()
 
     def _arguments(self, name: str) -> Steps[None]:
-        begun = False
-        while True:
-            sign = yield from self.skip()
-            if sign == ")":
-                break
+        self.begin(name)
+        while (yield from self.skip()) != ")":
             key = yield from self.run(_KEYWORD)
             yield from self.skip()
             yield from self.expect("=")
-            if not begun:
-                self.begin(name)
-            self.write(f"{', ' if begun else '{'}{dumps(key)}: ")
-            begun = True
-            yield from self._value(0)
+            self.write_key(key)
+            yield from self._value(")")
             if (yield from self.skip()) == ",":
                 self.advance(1)
         self.advance(1)
-        if not begun:
-            self.begin(name)
-        self.write("}" if begun else "{}")
-        self.end_call()
+        self.write("}" if self._keys else "{}")
 
-    def _value(self, depth: int) -> Steps[None]:
-        sign = yield from self.skip()
-        if sign in _ENDS and depth <= _DEPTH:
-            yield from self._members(_ENDS[sign], depth)
-        elif sign in "\"'":
-            yield from self._string()
-        else:
-            bare = _ZEROS.sub(r"\1", (yield from self.run(_UNQUOTED)))
-            if bare not in _WORDS and not NUMBER.fullmatch(bare):
-                raise BrokenCall
-            self.write(_WORDS.get(bare) or bare)
-
-    def _members(self, end: str, depth: int) -> Steps[None]:
-        """Write a list, a tuple or a dictionary as JSON.
+    def _value(self, ends: str) -> Steps[None]:
+        """Write a literal as JSON.
 
         Args:
-            end: the closing bracket.
+            ends: the closing brackets of the call and of all open containers. The innermost bracket is the last.
         """
+        sign = yield from self.skip()
+        if sign == "[" and len(ends) <= _DEPTH + 1:
+            self.advance(1)
+            self.write("[")
+            if (yield from self.skip()) != "]":
+                yield from self._value(ends + "]")
+            yield from self._items(ends + "]")
+        elif sign in _ENDS and len(ends) <= _DEPTH + 1:
+            yield from self._group(ends + _ENDS[sign])
+        elif sign in "\"'":
+            yield from self._strings("", ends)
+        else:
+            bare = yield from self.run(_UNQUOTED)
+            if self.held[0] in "\"'" and _PREFIX.match(bare + self.held[0]):
+                yield from self._strings(bare.lower(), ends)
+            else:
+                self.write(_WORDS.get(bare) or _number(bare))
+
+    def _items(self, ends: str) -> Steps[None]:
+        """Write the items of a list after its first item, up to its end."""
+        while (sign := (yield from self.skip())) != ends[-1]:
+            if sign != ",":
+                raise BrokenCall
+            self.advance(1)
+            if (yield from self.skip()) != ends[-1]:
+                self.write(", ")
+                yield from self._value(ends)
         self.advance(1)
-        self.write("{" if end == "}" else "[")
-        before = ""
-        while (yield from self.skip()) != end:
-            self.write(before)
-            before = ", "
-            if end == "}":
-                yield from self._string()
-                yield from self.skip()
-                yield from self.expect(":")
-                self.write(": ")
-            yield from self._value(depth + 1)
+        self.write("]")
+
+    def _group(self, ends: str) -> Steps[None]:
+        """Write a value in parentheses, a tuple, a set or a dictionary. The first value shows which it is."""
+        is_tuple = self.advance(1) == "("
+        if (yield from self.skip()) == ends[-1]:
+            self.advance(1)
+            self.write("[]" if is_tuple else "{}")
+            return
+        first = yield from self.captured(self._value(ends))
+        sign = yield from self.skip()
+        if is_tuple and sign == ")":
+            self.advance(1)
+            self.write(first)
+        elif sign == ":" and not is_tuple:
+            yield from self._members(first, ends)
+        else:
+            self.write(f"[{first}")
+            yield from self._items(ends)
+
+    def _members(self, key: str, ends: str) -> Steps[None]:
+        """Write a dictionary.
+
+        Args:
+            key: the JSON of its first key.
+        """
+        keys: set[str] = set()
+        while key:
+            key = key if key[0] == '"' else dumps(key)
+            if key in keys or key[1:2] in "[{":
+                raise BrokenCall
+            yield from self.expect(":")
+            self.write(f"{', ' if keys else '{'}{key}: ")
+            keys.add(key)
+            yield from self._value(ends)
             if (yield from self.skip()) == ",":
                 self.advance(1)
-            elif self.held[0] != end:
-                raise BrokenCall
+            if (yield from self.skip()) == "}":
+                key = ""
+            else:
+                key = yield from self.captured(self._value(ends))
+                yield from self.skip()
         self.advance(1)
-        self.write("}" if end == "}" else "]")
+        self.write("}")
 
-    def _string(self) -> Steps[None]:
-        quote = yield from self.expect(*_QUOTES)
+    def _strings(self, prefix: str, ends: str) -> Steps[None]:
+        """Write adjacent strings as one string."""
         value = ParameterValue(STRING, self.write)
         value.feed("")
-        while (yield from self.stream_until(value.feed, quote, "\\")) != quote:
-            sign = yield from self.skip("")
-            self.advance(1)
-            if sign in _HEX:
-                while len(self.held) < _HEX[sign]:
-                    yield
-                value.feed(_character(self.advance(_HEX[sign])))
-            else:
-                value.feed(PYTHON_ESCAPES.get(sign, sign if sign in "\\'\"" else "\\" + sign))
+        sign = '"'
+        while sign in "\"'":
+            yield from self._string(value, prefix, ends)
+            sign, prefix = (yield from self.ahead()), ""
+            if sign in "rRuUfF":
+                prefix = yield from self.run(_PREFIX)
+                sign = '"'
         value.close()
+
+    def _string(self, value: ParameterValue, prefix: str, ends: str) -> Steps[None]:
+        """Read a string up to the quote that ends it.
+
+        If other text than a literal's follows a quote, the string contains quotes of its own kind, as commands do that
+        models write. Then the string ends at the first quote that the rest of the call follows.
+        """
+        quote = yield from self.expect(*_QUOTES)
+        braces = ("{", "}") if "f" in prefix else ()
+        self._quotes = False
+        while True:
+            sign = yield from self.stream_until(value.feed, quote, "\\", *braces)
+            if sign == quote:
+                self.accept()
+                while (ended := self._continues(ends) if self._quotes else self._is_closed()) is None:
+                    yield from self._open()
+                if ended:
+                    self._quotes = False
+                    return
+                self._quotes = True
+            elif sign != "\\":
+                yield from self.expect(sign)  # a single brace begins an expression
+            elif "r" in prefix:
+                yield from self.skip("")
+                sign += self.advance(1)
+            else:
+                sign = yield from self._escape()
+            value.feed(sign)
+
+    def _open(self) -> Steps[None]:
+        if self._quotes:
+            yield  # the string may be a call and the text after it
+        else:
+            yield from super()._open()
+
+    def _escape(self) -> Steps[str]:
+        sign = yield from self.skip("")
+        if sign in "01234567":
+            return chr(int((yield from self.run(_OCTAL)), 8))
+        self.advance(1)
+        if sign not in _HEX:
+            return PYTHON_ESCAPES.get(sign, sign if sign in "\\'\"" else "\\" + sign)
+        while len(self.held) < _HEX[sign]:
+            yield
+        return _character(self.advance(_HEX[sign]))
+
+    def _is_closed(self) -> bool | None:
+        """Return whether the text after a quote can follow a string, or None if it is undecided."""
+        rest = self.held.lstrip()
+        if _CLOSED.match(rest):
+            return True
+        return None if not rest or _PREFIX.match(f"{rest}'") else False
+
+    def _continues(self, ends: str) -> bool | None:
+        """Return whether the text after a quote continues the call, or None if it is undecided."""
+        rest = self.held.lstrip()
+        for end in reversed(ends):
+            if rest[:1] != end:
+                break
+            rest = rest[1:].lstrip()
+        else:
+            return self.follows.match(rest) is not None if rest else None
+        if rest[:1] != ",":
+            return (rest[0] == ":" and end == "}") if rest else None
+        if end != ")" or _KEYWORD_FOLLOWS.match(rest):
+            return True
+        return None if _KEYWORD_MAY_FOLLOW.fullmatch(rest) else False
+
+
+def _number(text: str) -> str:
+    """Return the JSON of a number in Python notation.
+
+    Raises:
+        BrokenCall: the text is not a number.
+    """
+    text = _ZEROS.sub(r"\1", text)
+    if NUMBER.fullmatch(text):
+        return text
+    try:
+        value = float(text) if _FLOAT.fullmatch(text) else int(text, 0)
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise BrokenCall from None
 
 
 class Pythonic(PythonicCalls):
@@ -197,6 +331,7 @@ class Olmo3(PythonicCalls):
     """Parses OLMo 3's tool calls, which are on separate lines without a list around them."""
 
     begins = ("<function_calls>",)
+    follows = re.compile(r"[\w<]")
     section_end = _OLMO3_END
 
     def calls(self, begin: str) -> Steps[None]:
@@ -205,6 +340,9 @@ class Olmo3(PythonicCalls):
             if (yield from self.take(_OLMO3_END)):
                 return
             yield from self.call()
+            if self._unsent and (yield from self.ahead("")) not in f"{SPACES}<":
+                raise BrokenCall  # arguments follow a call without arguments
+            self.end_call()
 
 
 def _write(arguments: Mapping[str, Any]) -> str:

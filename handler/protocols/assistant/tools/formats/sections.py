@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from handler.core.numbers import is_digits
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
@@ -15,9 +16,10 @@ class SectionedCalls(CallParser):
     Attributes:
         section_end: the marker after all calls.
         call, call_end: the markers around each call. The end marker may be missing.
+        arguments_end: a marker between the arguments and `call_end`, or "" if there is none.
     """
 
-    section_end = call = call_end = ""
+    section_end = call = call_end = arguments_end = ""
 
     def calls(self, begin: str) -> Steps[None]:
         if begin == self.section_end and not self.count:
@@ -44,7 +46,7 @@ class SectionedCalls(CallParser):
     def one(self) -> Steps[None]:
         """Read a tool call after the marker that begins it."""
         name = yield from self.head()
-        yield from self.call_with_json(name)
+        yield from self.call_with_json(name, self.arguments_end or self.call_end)
         yield from self.skip()
         yield from self.tail()
 
@@ -54,7 +56,7 @@ class SectionedCalls(CallParser):
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_FENCE, _JSON_FENCE = "```", "```json"
+_TYPE, _FENCE, _JSON_FENCE = "function", "```", "```json"
 
 
 class DeepSeekV31(SectionedCalls):
@@ -74,10 +76,13 @@ class DeepSeekV31(SectionedCalls):
 class DeepSeekV3(DeepSeekV31):
     """Parses DeepSeek V3's tool calls, which consist of a type, a separator, a name, and arguments in a code fence."""
 
-    end = _FENCE
+    arguments_end = _FENCE
 
     def head(self) -> Steps[str]:
-        yield from self.until(_SEPARATOR)
+        yield from self.skip()
+        yield from self.expect(_TYPE)
+        yield from self.skip()
+        yield from self.expect(_SEPARATOR)
         name = yield from self.run(NAME)
         yield from self.skip()
         yield from self.expect(_JSON_FENCE)
@@ -109,8 +114,9 @@ class KimiK2(SectionedCalls):
 
     def head(self) -> Steps[str]:
         id, _ = yield from self.until(_KIMI_ARGUMENTS)
-        name = id.strip(SPACES).rpartition(":")[0].removeprefix("functions.")
-        if not NAME.fullmatch(name):
+        name, _, index = id.strip(SPACES).rpartition(":")
+        name = name.removeprefix("functions.")
+        if not NAME.fullmatch(name) or not is_digits(index):
             raise BrokenCall
         return name
 

@@ -18,6 +18,8 @@ from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, 
 from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, Format, Steps, Tool
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")
+_KIND = re.compile(r'\s*(?:string="(true|false)"\s*)?')
+"""Matches the attributes of a parameter, besides its name."""
 
 
 class TaggedCalls(OpenValues):
@@ -41,6 +43,7 @@ class TaggedCalls(OpenValues):
     parameter = parameter_end = ""
     stops: tuple[str, ...] = ()
     trim = False
+    within: tuple[str, ...] = ('"', "'", ">")
     _in_block = False  # whether the marker before all calls has been read
 
     def calls(self, begin: str) -> Steps[None]:
@@ -59,25 +62,20 @@ class TaggedCalls(OpenValues):
         name = self.tool((yield from self._name(NAME)))
         yield from self.expect(">")
         self.begin(name)
-        self._before = "{"
         schema = self.schema(name)
-        end = ""
-        self._closable = True  # the call may have no arguments
-        first = yield from self.skip()
-        self._closable = False
-        if first == "{":
+        ends = (self.parameter, self.call_end, self.block_end, self.call, *self.begins)
+        if (yield from self.ahead()) == "{":
             yield from self.json()
-            yield from self.skip()
-            yield from self.expect(self.call_end)
+            yield from self.rest(self.call_end)
             self.end_call()
             return
+        end = ""
         while end != self.call_end:
             if end == self.parameter:
                 end = yield from self._parameter(schema)
-                continue
-            ends = (self.parameter, self.call_end, self.block_end, self.call, *self.begins)
-            end = self._until_call((yield from self.skip_until(*ends)))
-        self.end_values("}" if self._before == ", " else "{}")
+            else:
+                end = self._until_call((yield from self.beside(*ends)))
+        self.end_values()
 
     def tool(self, name: str) -> str:
         """Return the name of the tool. Subclasses may correct the name that the model wrote."""
@@ -87,13 +85,15 @@ class TaggedCalls(OpenValues):
         key = yield from self._name(_KEY)
         types = schema.types(schema.property(schema.root, key))
         attributes, _ = yield from self.until(">")
-        if "<" in attributes:  # this tag has no end
+        kind = _KIND.fullmatch(attributes)
+        if kind is None:  # this tag has no end
             raise BrokenCall
-        if 'string="true"' in attributes and (not types or "string" in types):
+        if kind[1] == "true" and (not types or "string" in types):
             types = STRING
-        elif 'string="false"' in attributes and not types:
+        elif kind[1] == "false" and not types:
             types = ANY
-        self.write_key(schema, key)
+        self.wrap(schema, key)
+        self.write_key(key)
         value = ParameterValue(types, self.write, trim=self.trim)
         end = yield from self.value(value, schema)
         value.close()
@@ -116,16 +116,16 @@ class TaggedCalls(OpenValues):
         parameter = (self.parameter, self.parameter_end, self.parameter)
         return Tags(*parameter, self.call, self.call_end, outer, begins, self.block_end, self.stops)
 
-    def write_key(self, schema: ToolSchema, key: str) -> None:
-        """Write the name of a parameter."""
-        self.write(f"{self._before}{dumps(key)}: ")
-        self._before = ", "
+    def wrap(self, schema: ToolSchema, key: str) -> None:
+        """Prepare for a parameter with this name, which may contain all arguments."""
 
     def _until_call(self, mark: str) -> str:
         """Return the marker if it belongs to the tool call. Otherwise put it back, and return `call_end`."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
-        self.held = mark + self.held
+        if not self._keys and mark != self.block_end:  # a call without arguments has an end
+            raise BrokenCall
+        self.put_back(mark)
         return self.call_end
 
     def _name(self, pattern: re.Pattern[str]) -> Steps[str]:
@@ -188,20 +188,26 @@ class DeepSeekV32(TaggedCalls):
         else:
             self._wrapped.append(text)
 
-    def write_key(self, schema: ToolSchema, key: str) -> None:
-        first = self._before == "{"
+    def wrap(self, schema: ToolSchema, key: str) -> None:
         self._write_wrapped()
-        if first and key in _WRAPPERS and schema.root is not None and schema.property(schema.root, key) is None:
+        wraps = not self._keys and key in _WRAPPERS
+        if wraps and schema.root is not None and schema.property(schema.root, key) is None:
             self._wrapper = schema, key
-        super().write_key(schema, key)
 
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
+        if ending is Ending.BROKEN:  # all of the call is text
+            self._wrapped, self._wrapper = [], None
         if self._wrapper is not None:
             self._wrapped = [_unwrap("".join(self._wrapped), *self._wrapper)]
-            if ending is Ending.OPEN:  # closing the brackets would not unwrap the arguments
+            if ending is Ending.OPEN:
                 ending = Ending.BROKEN
         self._write_wrapped()
         super().end_call(ending)
+
+    def _end_response(self) -> None:
+        self._closable = self._closable and self._wrapper is None  # closing brackets would not unwrap the arguments
+        self._write_wrapped()
+        super()._end_response()
 
     def _write_wrapped(self) -> None:
         self._wrapper = None
@@ -266,6 +272,9 @@ class Dots(TaggedCalls, JsonCalls):
         yield from form.calls(self, begin)
 
 
+_DATA, _DATA_END = "<![CDATA[", "]]>"
+
+
 class MiniCpm5(TaggedCalls):
     """Parses MiniCPM 5's tool calls, which have no markers around them. A value may be in a CDATA section."""
 
@@ -273,6 +282,7 @@ class MiniCpm5(TaggedCalls):
     block_end = call_end
     parameter, parameter_end = "<param name=", "</param>"
     begins = (call,)
+    within = (*TaggedCalls.within, _DATA, _DATA_END)
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self._call()
@@ -284,8 +294,6 @@ class MiniCpm5(TaggedCalls):
         tags = self._tags()._replace(value=_DATA, end=f"{_DATA_END}{self.parameter_end}")
         return (yield from self.read_value(value.feed, tags, lambda text: False))
 
-
-_DATA, _DATA_END = "<![CDATA[", "]]>"
 
 _QWEN = Notation(
     ("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>"),
@@ -417,7 +425,7 @@ class MuseGlimmer(TaggedCalls):
         recipient = _MUSE_RECIPIENT.search(self.taken.replace(_MUSE_START, " ").replace(_MUSE_MESSAGE, " "))
         self.drop()
         if recipient is None or recipient[1] in _MUSE_NO_TOOLS:
-            self._end((yield from self.stream_until(self._show, *_MUSE_ENDS, _MUSE_START)))
+            self._end((yield from self.stream_until(self.show_taken, *_MUSE_ENDS, _MUSE_START)))
         else:
             yield from self._call_message()
 
@@ -430,7 +438,7 @@ class MuseGlimmer(TaggedCalls):
         marks = (self.block, self.block_end, self.call, *_MUSE_ENDS, _MUSE_START)
         while True:
             yield from self.skip()
-            mark = (yield from self.take(*marks)) or (yield from self.stream_until(self._show, *marks))
+            mark = (yield from self.take(*marks)) or (yield from self.stream_until(self.show_taken, *marks))
             self._in_block = self._in_block or mark == self.block
             if mark == self.call:
                 yield from self._call()
@@ -438,13 +446,6 @@ class MuseGlimmer(TaggedCalls):
                 self.drop()
             elif mark not in (self.block, self.block_end):
                 return self._end(mark)
-
-    def _show(self, text: str) -> None:
-        """Emit text, and the markers before it that do not belong to a tool call."""
-        if text:
-            taken = self.taken
-            self.drop()
-            self.show(taken)
 
     def _end(self, mark: str) -> None:
         if mark == _MUSE_START:
