@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -26,17 +27,18 @@ from handler.config.options.names import option_key
 from handler.config.options.tables import ROLLING_BATCHES
 from handler.config.sources import Setting, from_environment, from_file, misread_by_java
 from handler.config.user_files import unused_handle
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import BadRequest, ConfigError, Problem, Problems
 from handler.core.log import format_as_json, wants_json
 from handler.core.numbers import is_digits
 from handler.core.user_functions import INSTEAD, SCRIPT
+from handler.djl.shared_adapters import SharedAdapters
 from handler.engines import choice
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
 from handler.serving.check import check
 from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
-from handler.serving.sessions import sessions_root
+from handler.serving.sessions import default_root, is_of_another_user, sessions_root
 from handler.serving.start import StartTimes, running
 from handler.serving.user_code import model_formatters
 
@@ -188,12 +190,46 @@ def worker_sessions(config: Config, java: int) -> Config:
     root = sessions_root(config)
     if root is None or config.sessions_path is not None:
         return config
-    directory = root / _owner(java)
+    return replace(config, sessions_path=str(_directory_of_workers(root, java)))
+
+
+async def shared_adapters(model: ServedModel, model_directory: Path, *, is_notified: bool) -> SharedAdapters | None:
+    """Return the adapters that the workers of this DJL Serving process share, after taking over what is registered.
+
+    Args:
+        is_notified: whether Java tells each worker of every change.
+
+    Returns:
+        None if the model supports no adapters, or if there is no directory to share them in.
+    """
+    root = default_root()
+    try:
+        model.adapters.registry.check()
+        if is_of_another_user(root):
+            raise PermissionError(errno.EPERM, "it was created by another user of this machine")
+        directory = _directory_of_workers(root, _java())
+        adapters = SharedAdapters(directory, model_directory, model.adapters, is_notified=is_notified)
+        await adapters.begin()
+    except BadRequest:
+        return None
+    except OSError as error:
+        log.warning(
+            "the workers do not share adapters, and each change has to be made again for a worker that replaces "
+            "another: %s: %s",
+            root,
+            error.strerror or error,
+        )
+        return None
+    return adapters
+
+
+def _directory_of_workers(root: Path, java: int) -> Path:
+    """Return the directory below `root` for the workers of a DJL Serving process. Remove those of ended processes."""
     for other in root.glob(f"djl-{_namespace()}-*"):
         pid = other.name.split("-")[2]
         if is_digits(pid) and _owner(int(pid)) != other.name:
             shutil.rmtree(other, ignore_errors=True)
-    return replace(config, sessions_path=str(directory))
+    return root / _owner(java)
 
 
 def _owner(pid: int) -> str:
@@ -263,7 +299,7 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         times.files_are_here()
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
-    config = worker_sessions(config, os.getppid())
+    config = worker_sessions(config, _java())
     host = running(config, formatters, directory, stepped=stepped, wait_ready=False, announce=announce)
     async with contextlib.AsyncExitStack() as on_failure:
         model = await on_failure.enter_async_context(host)

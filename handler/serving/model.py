@@ -353,6 +353,23 @@ class ServedAdapters:
             ServingError: the adapter could not be unregistered, and nothing has changed.
         """
         self._check_open()
+        self.leave(name)
+
+    async def take_over(self, name: str, path: Path, *, number: int, preload: bool) -> Registered:
+        """Register an adapter, or its new version, that another process serving this model has registered.
+
+        Raises:
+            ServingError: the model.py of the adapter could not be loaded, and nothing has changed.
+        """
+        begin = functools.partial(self.registry.take_over, name, path, number=number, preload=preload)
+        return await self._change(name, begin, path)
+
+    def leave(self, name: str) -> None:
+        """Unregister an adapter, also while the engine restarts.
+
+        Raises:
+            ServingError: the adapter could not be unregistered, and nothing has changed.
+        """
         self.registry.unregister(name)
         self._forget_formatters()
 
