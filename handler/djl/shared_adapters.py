@@ -53,7 +53,7 @@ class SharedAdapters:
         directory: directory that the workers share, and that no other user can change.
         model: model directory.
         adapters: adapters of this worker.
-        is_notified: whether Java tells each worker of every change, so that this one follows others only when it starts.
+        is_notified: whether Java tells each worker of every change. This one then follows others only when it starts.
     """
 
     def __init__(self, directory: Path, model: Path, adapters: ServedAdapters, *, is_notified: bool = False) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -136,7 +137,9 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
         if str(properties.get("async_mode", "")).lower() == "true":
             log.warning("%s", _NO_ASYNC)
         reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
-    reading = reading._replace(problems=(*wrong, *reading.problems, *_custom_code()))
+    reading = reading._replace(
+        problems=(*wrong, *reading.problems, *_custom_code(), *_batches_of_java(reading.config, properties, version))
+    )
     problems, formatters = check(reading, directory), Formatters()
     with problems:
         formatters = model_formatters(reading.config, directory)
@@ -147,6 +150,26 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
 def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
     """Return whether Java calls the worker once for each step of a rolling batch."""
     return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
+
+
+def _batches_of_java(config: Config, properties: Mapping[str, Any], version: DjlVersion | None) -> Iterator[Problem]:
+    """Yield a problem if Java would collect batches in a mode in which the handler batches by itself.
+
+    Java then takes the response to a batch for the response to one request, and fails all requests of the batch.
+    """
+    size = str(properties.get("batch_size") or os.environ.get("SERVING_BATCH_SIZE") or "1").strip()
+    if not is_digits(size) or int(size) < 2:
+        return
+    if version is not None and not steps_rolling(config, properties, version):
+        return
+    mode = "async mode" if version is None else "rolling batch"
+    yield config.problem(
+        "batch_size",
+        size,
+        f"in {mode}, DJL Serving fails every batch of requests; remove the option, as {mode} batches by itself "
+        "(option.max_rolling_batch_size). For dynamic batching, set option.rolling_batch=disable and omit "
+        "option.async_mode",
+    )
 
 
 def _custom_code() -> Iterator[Problem]:
@@ -280,6 +303,39 @@ def _java() -> int:
     if not environment.mpi_world()[0]:
         return parent
     return int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ends_start(reason: str) -> bool:
+    """End DJL Serving if it is still starting, and return whether it is. Call this if async mode cannot be loaded.
+
+    Java would end by itself, but in async mode (0.33 to 0.36) it waits forever for its own thread instead: when it has
+    closed the connection, it holds the lock that the handler of the closed connection needs.
+    """
+    if Path(sys.argv[0]).name != _PROGRAM or _listens(java := _java()):
+        return False
+    log.error("ending DJL Serving, which would otherwise hang: %s", reason)
+    os.kill(java, signal.SIGTERM)
+    return True
+
+
+def _listens(pid: int) -> bool:
+    """Return whether a process listens on a socket, as DJL Serving does when its first models are loaded."""
+    process = Path(f"/proc/{pid}")
+    try:
+        sockets = {os.readlink(file) for file in (process / "fd").iterdir()}
+        tables = [(process / "net" / name).read_text().splitlines()[1:] for name in ("tcp", "tcp6", "unix")]
+    except OSError:  # a process of another user, or one without IPv6
+        return True
+    *tcp, unix = tables
+    rows = [row.split() for row in [*tcp[0], *tcp[1]]]
+    listening = [row[9] for row in rows if row[3] == _LISTEN]
+    listening += [row[6] for row in map(str.split, unix) if int(row[3], 16) & _ACCEPTS]
+    return any(f"socket:[{inode}]" in sockets for inode in listening)
+
+
+_PROGRAM = "djl_python_engine.py"  # of Java's worker processes
+_LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
+_ACCEPTS = 1 << 16  # __SO_ACCEPTCON in /proc/net/unix
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:

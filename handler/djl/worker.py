@@ -158,6 +158,8 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
         mode = Async(model, installed_version(), shared)
         read_ahead(installed_version())
         return mode.outputs(answer)
+    if startup.ends_start(answer.message):
+        await asyncio.get_running_loop().create_future()  # Java ends this process
     return answer
 
 
