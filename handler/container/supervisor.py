@@ -162,7 +162,7 @@ class WorkerWatch:
             num_threads: the number of Java's threads that call workers, of which each has its own, or 0 if unknown.
         """
         processes = (Path("/proc") / name for name in os.listdir("/proc") if is_digits(name))
-        number = len({found for process in processes if (found := _worker(process, self._group))})
+        number = len({address for process in processes if (address := _worker(process, self._group))})
         self._has_seen_any = self._has_seen_any or number > 0
         return self._all.seconds(self._has_seen_any and not number), self._some.seconds(number < num_threads)
 

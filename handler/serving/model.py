@@ -36,6 +36,7 @@ from handler.serving.quota import Count
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
 from handler.serving.request_log import Capture, RequestLog
+from handler.serving.secure_mode import check_adapter
 
 
 def with_labels(engine: SteppedEngine, context: ServerContext) -> SteppedEngine:
@@ -426,6 +427,7 @@ class ServedAdapters:
     def _load_formatters(self, path: Path, name: str) -> Formatters | None:
         if self._of_server is not None:
             return None
+        check_adapter(path)
         if path not in self.at_start.values() and not self._roots.allow_code(path) and model_py(path) is not None:
             raise AdapterFailed(
                 f"src={path}: contains model.py, which the server does not run from outside the model's directory; "
