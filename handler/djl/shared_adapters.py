@@ -73,7 +73,7 @@ class SharedAdapters:
         self._document.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._lock(""):
             if not self._document.exists():
-                return self._write()
+                return self._write(*self._adapters.registry.names())
             for entry in self._adapters.registry:  # it has loaded those next to the model already
                 self._known[entry.adapter.name] = _Known(_entry(entry, ""), entry.adapter.id)
             await self.take_over()
@@ -105,7 +105,7 @@ class SharedAdapters:
             async with self._lock(name):
                 await self.take_over()
                 yield
-                self._write()
+                self._write(name)
         except OSError as error:
             self._last_read = None  # so that this worker forgets the change, too
             raise ServingError(f"the workers cannot share the adapter {name}: {error.strerror or error}") from None
@@ -145,18 +145,21 @@ class SharedAdapters:
         except ServingError as error:
             log.warning("cannot take over a change of the adapter %s: %s", name, error.public)
 
-    def _write(self) -> None:
-        """Write the adapters of this worker.
+    def _write(self, *names: str) -> None:
+        """Write the adapters with these names, as this worker has them. All others remain as they are.
 
         Raises:
             OSError: the document cannot be written.
         """
         registry = self._adapters.registry
-        for entry in registry:
-            known = self._known.get(entry.adapter.name)
-            if known is None or known.id != entry.adapter.id:
-                self._known[entry.adapter.name] = _Known(_entry(entry, uuid.uuid4().hex), entry.adapter.id)
-        self._known = {name: self._known[name] for name in registry.names()}
+        own = {entry.adapter.name: entry for entry in registry if entry.adapter.name in names}
+        for name in names:
+            known = self._known.pop(name, None)
+            if name in own:
+                entry, id = own[name], own[name].adapter.id
+                if known is None or known.id != id:
+                    known = _Known(_entry(entry, uuid.uuid4().hex), id)
+                self._known[name] = known
         document = {
             "next": registry.next_number,
             "adapters": {name: tuple(known.entry) for name, known in self._known.items()},

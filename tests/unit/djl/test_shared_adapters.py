@@ -161,6 +161,15 @@ def test_an_adapter_whose_code_this_worker_cannot_load_is_unknown_to_it_alone(
         await other.shared.take_over()
         assert sorted(other.known()) == ["b", "first", "second"]
         assert not other.shared.is_behind
+        await other.register("c", home / "other2")  # a change of its own
+        await one.shared.take_over()
+        assert sorted(one.known()) == ["a", "b", "c", "first", "second"]
+        with pytest.raises(ServingError):
+            await other.unregister("b-absent")
+        async with other.shared.change("a"):  # as DJL's call does, which ignores that it has no such adapter
+            pass
+        await one.shared.take_over()
+        assert sorted(one.known()) == ["b", "c", "first", "second"]
 
     asyncio.run(run())
     assert "cannot take over a change of the adapter a: " in caplog.text
