@@ -26,6 +26,7 @@ _SECRETS = (
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
 )
 
+SECURE_MODE = "SAGEMAKER_SECURE_MODE"
 _MAX_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
 
 
@@ -41,6 +42,11 @@ def max_adapters() -> int | None:
     if not is_digits(text) or not int(text):
         raise ConfigError(f"environment variable {_MAX_ADAPTERS}={text}: must be a whole number of at least 1")
     return int(text)
+
+
+def secure_mode(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether SageMaker's secure mode is on, whose controls forbid what can run code of a model's publisher."""
+    return environ.get(SECURE_MODE, "").strip().lower() == "true"
 
 
 def name_hub_token() -> None:

@@ -184,7 +184,7 @@ class _Reader:
         if fields["rolling_batch"] != "disable":
             if fields["enable_streaming"]:
                 reasons["option.enable_streaming"] = "rolling batch streams whenever the request asks for it"
-            if fields["batch_size"] > 1:
+            if fields["batch_size"] > 1 and not self._java:  # Java batches in every mode
                 reasons["batch_size"] = "rolling batch uses option.max_rolling_batch_size"
         if fields["chat_template"] and self.engine == STAND_IN and "echo_tokenizer" not in engine_options:
             reasons["option.chat_template"] = "echo formats chats itself unless option.echo_tokenizer is set"

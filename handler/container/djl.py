@@ -107,7 +107,7 @@ def make_model(
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= ASYNC_SINCE and not config.of_tgi else _ROLLING  # async mode has no TGI format
-    _write(file, [*lines, *mode, properties, *arguments.options, *_rolling_batch(config)])
+    _write(file, [*lines, *mode, properties, *arguments.options, *_rolling_batch(config), *_batches(config)])
     _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(packages, environ)
@@ -152,6 +152,21 @@ def _rolling_batch(config: Config) -> list[str]:
         return []
     lines = [*_ROLLING, *([f"option.llm_engine={config.engine}"] if mode in BY_ROLLING_BATCH else [])]
     log.info("option.rolling_batch=%s is passed to DJL Serving as %s", mode, ", ".join(lines))
+    return lines
+
+
+def _batches(config: Config) -> list[str]:
+    """Return the lines that make Java collect batches only for dynamic batching, and then also without a config.json.
+
+    Java collects batches of `batch_size` in every mode, and fails them in all other modes.
+    """
+    if config.batch_size == 1:
+        return []
+    size, lines = config.batch_size, ["batch_size=1"]
+    if config.rolling_batch == "disable" and not config.async_mode:
+        engine = [] if config.llm_engine == "auto" else [f"option.llm_engine={config.llm_engine}"]
+        lines = ["option.rolling_batch=disable", f"batch_size={size}", *engine]
+    log.info("batch_size=%d (%s) is passed to DJL Serving as %s", size, config.where("batch_size"), ", ".join(lines))
     return lines
 
 

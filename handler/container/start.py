@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from handler import __version__
-from handler.config.environment import warning_without_keys
+from handler.config.environment import SECURE_MODE, secure_mode, warning_without_keys
 from handler.config.loader import read_config
 from handler.config.options.names import FRONTS
 from handler.container import djl
@@ -43,6 +43,12 @@ _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
 }
 """Variables for directories that engines write to, and their default directories below LMI_SCRATCH."""
+
+
+_NOT_SECURE = (
+    f"{SECURE_MODE}=true: DJL Serving's secure mode refuses the entry point of this handler; set LMI_FRONT=embedded, "
+    "whose server honors each of SAGEMAKER_SECURITY_CONTROLS"
+)
 
 
 class Start(NamedTuple):
@@ -102,6 +108,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: GpuDriver |
     front = environ.get("LMI_FRONT") or "embedded"
     if front not in FRONTS:
         problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))
+    if front == "djl" and secure_mode(environ):
+        problems.append(Problem(f"environment variable {SECURE_MODE}", SECURE_MODE, _NOT_SECURE))
     log.info("lmi-handler %s, front %s, port %d", __version__, front, arguments.port)
     driver = driver or read_driver()
     with problems:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import logging
 import os
@@ -39,6 +40,7 @@ _MAX_LOSSES = 3  # losses in a row before the model is loaded, after which a mod
 _RESPONSE_SECONDS = 5.0  # for a response of Java
 _MAX_RESPONSE = 1 << 20  # bytes
 _WORKER = b"djl_python_engine.py"  # also in the command line of mpirun, if that runs the worker
+_ADDRESS = (b"--sock-name", b"--port")
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
@@ -115,12 +117,33 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
 # -- the worker --------------------------------------------------------------------------------------------------
 
 
-class WorkerWatch:
-    """Detects when DJL Serving's Python worker is lost.
+class _Since:
+    """When something that should not be so began.
 
-    In rolling and dynamic batching, Java does not replace a worker that has died. Each request then gets 400 "Backend
-    Python process is stopped.", and /ping stays 200. The same happens if Java has given up on a model
-    (`retry_threshold`).
+    Args:
+        patience: the number of seconds after which it counts.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._began: float | None = None
+
+    def seconds(self, is_so: bool) -> float:
+        """Return for how many seconds it has counted, or a negative number if it does not count yet."""
+        now = time.monotonic()
+        if not is_so:
+            self._began = None
+        elif self._began is None:
+            self._began = now
+        return -1.0 if self._began is None else now - self._began - self._patience
+
+
+class WorkerWatch:
+    """Detects when DJL Serving's Python workers are lost.
+
+    In rolling and dynamic batching, Java does not replace a worker that has died. Each request that Java gives to that
+    worker then gets 400 "Backend Python process is stopped.", and /ping stays 200. The same happens if Java has given
+    up on a model (`retry_threshold`), or if a worker that replaces another one dies while it loads the model.
 
     Args:
         group: the process group of DJL Serving and its workers.
@@ -129,22 +152,33 @@ class WorkerWatch:
 
     def __init__(self, group: int, patience: float = PATIENCE) -> None:
         self._group = group
-        self._patience = patience
-        self._last_seen: float | None = None
+        self._has_seen_any = False
+        self._all, self._some = _Since(patience), _Since(patience)
 
-    def is_lost(self) -> bool:
-        """Return whether a worker has existed, and none has existed for the last `patience` seconds."""
-        now = time.monotonic()
-        if any(_is_worker(Path("/proc") / name, self._group) for name in os.listdir("/proc") if is_digits(name)):
-            self._last_seen = now
-        return self._last_seen is not None and now - self._last_seen > self._patience
+    def seconds_lost(self, num_threads: int = 0) -> tuple[float, float]:
+        """Return for how many seconds all workers have been lost, and at least one. Negative if none is lost.
+
+        Args:
+            num_threads: the number of Java's threads that call workers, of which each has its own, or 0 if unknown.
+        """
+        processes = (Path("/proc") / name for name in os.listdir("/proc") if is_digits(name))
+        number = len({address for process in processes if (address := _worker(process, self._group))})
+        self._has_seen_any = self._has_seen_any or number > 0
+        return self._all.seconds(self._has_seen_any and not number), self._some.seconds(number < num_threads)
 
 
-def _is_worker(process: Path, group: int) -> bool:
+def _worker(process: Path, group: int) -> bytes:
+    """Return the address of the worker that a process of a group runs, or b"" if it runs none.
+
+    The ranks of an MPI world and mpirun have the same address, as have a worker and another that replaces it.
+    """
     with contextlib.suppress(OSError):  # the process has just ended
         state, _, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
-        return state != "Z" and int(its_group) == group and _WORKER in (process / "cmdline").read_bytes()
-    return False
+        arguments = (process / "cmdline").read_bytes().split(b"\0")
+        if state != "Z" and int(its_group) == group and any(_WORKER in each for each in arguments):
+            values = (value for name, value in itertools.pairwise(arguments) if name in _ADDRESS)
+            return next(values, _WORKER)
+    return b""
 
 
 # -- what Java says ----------------------------------------------------------------------------------------------
@@ -170,15 +204,16 @@ class JavaWatch:
     Attributes:
         is_ready: whether /ping has returned 200, which it only does after the model is loaded.
         is_lost: whether no thread has called the worker for `patience` seconds.
+        is_reduced: whether fewer threads than `minWorkers` have called workers for `patience` seconds.
+        num_threads: the number of threads that call workers, or 0 if unknown.
     """
 
     def __init__(self, address: Address, patience: float = PATIENCE) -> None:
         self._address = address
-        self._patience = patience
-        self._idle_since: float | None = None
+        self._none, self._few = _Since(patience), _Since(patience)
         self._ended = threading.Event()
-        self.is_ready = False
-        self.is_lost = False
+        self.is_ready = self.is_lost = self.is_reduced = False
+        self.num_threads = 0
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
@@ -186,20 +221,19 @@ class JavaWatch:
 
     def _run(self) -> None:
         while not self._ended.wait(_POLL):
-            # It cannot be reached, is busy, or is another server.
-            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            try:
                 self._ask()
+            except (OSError, http.client.HTTPException, ValueError):  # not reachable, busy, or another server
+                self.num_threads = 0
 
     def _ask(self) -> None:
         if not self.is_ready:
             self.is_ready = self._get("/ping")[0] == 200
         status, body = self._get(f"/models/{quote(self._address.model, safe='')}")
-        now = time.monotonic()
-        if status != 200 or not self.is_ready or not _is_without_thread(json.loads(body)):
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-        self.is_lost = self._idle_since is not None and now - self._idle_since > self._patience
+        number, least = _threads(json.loads(body)) if status == 200 and self.is_ready else (0, 0)
+        self.num_threads = number
+        self.is_lost = self._none.seconds(not number and least > 0) > 0
+        self.is_reduced = self._few.seconds(number < least) > 0
 
     def _get(self, path: str) -> tuple[int, bytes]:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address.host, self._address.host)
@@ -210,8 +244,8 @@ class JavaWatch:
             return response.status, response.read(_MAX_RESPONSE)
 
 
-def _is_without_thread(described: Any) -> bool:
-    """Return whether no worker is running, though the model should have one.
+def _threads(described: Any) -> tuple[int, int]:
+    """Return the number of threads that call workers, and how many there should be at least.
 
     Args:
         described: the response to GET /models/NAME, in which a worker whose thread has ended is `UNLOADING`, and is
@@ -219,11 +253,10 @@ def _is_without_thread(described: Any) -> bool:
     """
     try:
         groups = [group for version in described for model in version["models"] for group in model["workerGroups"]]
-        num_workers = sum(group["minWorkers"] for group in groups)
         states = [worker["status"] for group in groups for worker in group["workers"]]
+        return states.count("READY"), sum(group["minWorkers"] for group in groups)
     except (TypeError, KeyError):
-        return False
-    return num_workers > 0 and "READY" not in states
+        return 0, 0
 
 
 # -- the server --------------------------------------------------------------------------------------------------
@@ -234,6 +267,7 @@ class _Server:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], address: Address, patience: float) -> None:
         self.child = os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=())
+        self._port = address.port
         self._worker = WorkerWatch(self.child, patience)
         self._java = JavaWatch(address, patience)
 
@@ -241,8 +275,16 @@ class _Server:
     def was_ready(self) -> bool:
         return self._java.is_ready
 
-    def is_lost(self) -> bool:
-        return self._worker.is_lost() or self._java.is_lost
+    def is_lost(self, drain: float) -> bool:
+        """Return whether the server has lost its workers, or some of them, and has to be restarted.
+
+        If only some are lost, responses of the others may finish: for up to `drain` seconds if every request to a lost
+        worker fails, or else for as long as they take.
+        """
+        all_lost, some_lost = self._worker.seconds_lost(self._java.num_threads)
+        if all_lost > 0 or self._java.is_lost or some_lost > drain:
+            return True
+        return (some_lost > 0 or self._java.is_reduced) and not _waiting(self._port)
 
     def end(self) -> None:
         """Kill the server with its workers and their engines, and reap it."""
@@ -264,7 +306,7 @@ def supervise(
 ) -> int:
     """Run DJL Serving until it exits, cannot load the model, or this process gets SIGTERM or SIGINT.
 
-    The server runs in a separate process group, and is restarted if it loses its worker. If the worker is lost before
+    The server runs in a separate process group, and is restarted if it loses a worker. If a worker is lost before
     the model was ever loaded, or `_MAX_LOSSES` times in a row before it is loaded again, this function gives up.
     Orphaned processes are reaped, because this process may be process 1 of a container.
 
@@ -284,14 +326,14 @@ def supervise(
                 return status
             if server.was_ready:
                 losses_left = _MAX_LOSSES
-            if not server.is_lost():
+            if not server.is_lost(drain):
                 continue
             if not server.was_ready:
                 losses_left -= 1
             if not losses_left:
                 log.error("DJL Serving's worker cannot load the model: giving up; the lines above say why")
                 return 1
-            log.error("DJL Serving has lost its worker and has not started a new one: restarting DJL Serving")
+            log.error("DJL Serving has lost a worker and has not started a new one: restarting DJL Serving")
             server.end()
             server = _Server(command, environ, address, patience)
     finally:

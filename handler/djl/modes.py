@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
@@ -33,6 +34,7 @@ from handler.djl.batches import (
     seconds_early,
     start_items,
 )
+from handler.djl.shared_adapters import SharedAdapters
 from handler.djl.turns import IN_ORDER, ResponseOrder
 from handler.djl.wire import (
     MAX_FIELD,
@@ -60,21 +62,28 @@ from handler.serving.request.task import RequestTask
 # Java's PyAdapter sends an Input with the properties `name` and `src` (and `pin`), and the query of the management call
 # as contents. Java 0.36 answers the client with the Output's status and message. In async mode, Java answers 200
 # without waiting for the worker, unless an error has arrived by then. Java 0.28 never waits for the worker. If Java
-# does not wait, only the log says why a call failed.
+# does not wait, only the log says why a call failed. Up to 0.30, Java calls every worker; since 0.31, it calls one.
 
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
 """Maps each kind of call to the verb in its message ("Adapter NAME registered"), as in DJL's own handlers."""
 
+_LOOK = 0.02  # seconds between looks at a change by another worker
+
 _CHOSEN = "property handler: a request cannot choose the function that answers it"
 
 
 class AdapterCalls:
-    """Runs DJL's calls that change LoRA adapters, one at a time and in order."""
+    """Runs DJL's calls that change LoRA adapters, one at a time and in order.
 
-    def __init__(self, model: ServedModel) -> None:
+    Args:
+        shared: the adapters of all workers, or None if this worker shares none.
+    """
+
+    def __init__(self, model: ServedModel, shared: SharedAdapters | None = None) -> None:
         self._model = model
+        self._shared = shared
         self._turn = asyncio.Lock()
         self._under_way: dict[asyncio.Future[None], str] = {}  # the adapters' names
 
@@ -94,7 +103,7 @@ class AdapterCalls:
         end = asyncio.get_running_loop().create_future()
         self._under_way[end] = str(name or "")
         try:
-            async with self._turn:
+            async with self._turn, contextlib.nullcontext() if self._shared is None else self._shared.change(str(name)):
                 return await self._change(inputs, change)
         except ServingError as error:
             log.warning("the call to %s %r failed: %s", change, name, on_one_line(error.public))
@@ -104,10 +113,28 @@ class AdapterCalls:
             end.set_result(None)
 
     async def catch_up(self, item: Item) -> None:
-        """Wait for unfinished calls about any adapter that a request may name."""
+        """Wait for unfinished calls about any adapter that a request may name, and for those of other workers."""
         earlier = [end for end, name in self._under_way.items() if _mentions(item, name)]
         if earlier:
             await asyncio.wait(earlier)
+        deadline = time.monotonic() + self._model.config.predict_timeout
+        while self._shared is not None and (name := self._shared.changing()) and _mentions(item, name):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_LOOK)
+        if self.is_behind:
+            await self.take_over()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether other workers have changed adapters."""
+        return self._shared is not None and self._shared.is_behind
+
+    async def take_over(self) -> None:
+        """Take over the changes of other workers."""
+        async with self._turn:
+            if self._shared is not None:
+                await self._shared.take_over()
 
     async def _change(self, inputs: Input, change: str) -> tuple[str, dict[str, Any]]:
         if is_of_http(inputs.get_properties()):  # a client's header `handler` has selected this function
@@ -180,10 +207,12 @@ def seconds_of_call(predict_timeout: float) -> float:
 class _Stepped:
     """Base class of the modes in which the worker's event loop runs within DJL's calls."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: ResponseOrder) -> None:
+    def __init__(
+        self, model: ServedModel, loop: WorkerLoop, turns: ResponseOrder, shared: SharedAdapters | None
+    ) -> None:
         self._loop = loop
         self._seconds = seconds_of_call(model.config.predict_timeout)
-        self._adapters = AdapterCalls(model)
+        self._adapters = AdapterCalls(model, shared)
         self._turns = turns
 
     def change_adapter(self, inputs: Input, change: str) -> Output:
@@ -202,14 +231,27 @@ class _Stepped:
         except Exception as error:  # djl_python and Java would write their own text
             return refusal(serving_error(error))
 
+    def _take_over_adapters(self) -> None:
+        """Take over other workers' changes of adapters, before requests are opened."""
+        if self._adapters.is_behind:
+            try:
+                self._loop.run(wait_for(self._adapters.take_over(), self._seconds))
+            except asyncio.TimeoutError:
+                log.error("other workers' changes of adapters could not be taken over within %g s", self._seconds)
+
 
 class Rolling(_Stepped):
     """The mode in which each call is one step of all live requests."""
 
     def __init__(
-        self, model: ServedModel, loop: WorkerLoop, version: DjlVersion, turns: ResponseOrder = IN_ORDER
+        self,
+        model: ServedModel,
+        loop: WorkerLoop,
+        version: DjlVersion,
+        turns: ResponseOrder = IN_ORDER,
+        shared: SharedAdapters | None = None,
     ) -> None:
-        super().__init__(model, loop, turns)
+        super().__init__(model, loop, turns, shared)
         self._batch = RollingBatch(model, loop, commits_early=version.commits_early, max_piece=version.max_piece)
         self._writer = PieceWriter(version)
 
@@ -222,7 +264,9 @@ class Rolling(_Stepped):
             try:
                 if properties.get("reset_rollingbatch") == "true":
                     self._batch.reset()
-                answer = self._sent(self._batch.step(size, batched(inputs)))
+                if new := batched(inputs):
+                    self._take_over_adapters()
+                answer = self._sent(self._batch.step(size, new))
             except Exception as error:  # Java would fail every request with its own text
                 log.exception("a step of the rolling batch failed because of a bug")
                 answer = self._sent(self._batch.fail(size, InternalError.of(error)))
@@ -254,8 +298,14 @@ def _without_contents(answer: Output) -> Output:
 class Dynamic(_Stepped):
     """The mode in which each call is a whole batch, answered when all of its requests are finished."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: ResponseOrder = IN_ORDER) -> None:
-        super().__init__(model, loop, turns)
+    def __init__(
+        self,
+        model: ServedModel,
+        loop: WorkerLoop,
+        turns: ResponseOrder = IN_ORDER,
+        shared: SharedAdapters | None = None,
+    ) -> None:
+        super().__init__(model, loop, turns, shared)
         self._batch = DynamicBatch(model, loop, self._seconds)
         self._streaming = model.config.enable_streaming
 
@@ -265,6 +315,7 @@ class Dynamic(_Stepped):
     def _answer(self, inputs: Input) -> Output:
         try:
             with self._loop.lock:
+                self._take_over_adapters()
                 if is_batch(inputs):
                     return self._answer_batch(inputs)
                 if self._streaming:
@@ -383,9 +434,9 @@ class Async:
     Output has been written.
     """
 
-    def __init__(self, model: ServedModel, version: DjlVersion) -> None:
+    def __init__(self, model: ServedModel, version: DjlVersion, shared: SharedAdapters | None = None) -> None:
         self._model = model
-        self._adapters = AdapterCalls(model)
+        self._adapters = AdapterCalls(model, shared)
         self._writer = PieceWriter(version)
         self._ids: dict[RequestTask, str] = {}  # DJL's ids of the unfinished requests
         self._with_bytes: dict[RequestTask, None] = {}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,17 +28,18 @@ from handler.config.options.names import option_key
 from handler.config.options.tables import ROLLING_BATCHES
 from handler.config.sources import Setting, from_environment, from_file, misread_by_java
 from handler.config.user_files import unused_handle
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import BadRequest, ConfigError, Problem, Problems
 from handler.core.log import format_as_json, wants_json
 from handler.core.numbers import is_digits
 from handler.core.user_functions import INSTEAD, SCRIPT
+from handler.djl.shared_adapters import SharedAdapters
 from handler.engines import choice
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
 from handler.serving.check import check
 from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
-from handler.serving.sessions import sessions_root
+from handler.serving.sessions import default_root, is_of_another_user, sessions_root
 from handler.serving.start import StartTimes, running
 from handler.serving.user_code import model_formatters
 
@@ -134,7 +137,9 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
         if str(properties.get("async_mode", "")).lower() == "true":
             log.warning("%s", _NO_ASYNC)
         reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
-    reading = reading._replace(problems=(*wrong, *reading.problems, *_custom_code()))
+    reading = reading._replace(
+        problems=(*wrong, *reading.problems, *_custom_code(), *_batches_of_java(reading.config, properties, version))
+    )
     problems, formatters = check(reading, directory), Formatters()
     with problems:
         formatters = model_formatters(reading.config, directory)
@@ -145,6 +150,26 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
 def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
     """Return whether Java calls the worker once for each step of a rolling batch."""
     return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
+
+
+def _batches_of_java(config: Config, properties: Mapping[str, Any], version: DjlVersion | None) -> Iterator[Problem]:
+    """Yield a problem if Java would collect batches in a mode in which the handler batches by itself.
+
+    Java then takes the response to a batch for the response to one request, and fails all requests of the batch.
+    """
+    size = str(properties.get("batch_size") or os.environ.get("SERVING_BATCH_SIZE") or "1").strip()
+    if not is_digits(size) or int(size) < 2:
+        return
+    if version is not None and not steps_rolling(config, properties, version):
+        return
+    mode = "async mode" if version is None else "rolling batch"
+    yield config.problem(
+        "batch_size",
+        size,
+        f"in {mode}, DJL Serving fails every batch of requests; remove the option, as {mode} batches by itself "
+        "(option.max_rolling_batch_size). For dynamic batching, set option.rolling_batch=disable and omit "
+        "option.async_mode",
+    )
 
 
 def _custom_code() -> Iterator[Problem]:
@@ -188,12 +213,46 @@ def worker_sessions(config: Config, java: int) -> Config:
     root = sessions_root(config)
     if root is None or config.sessions_path is not None:
         return config
-    directory = root / _owner(java)
+    return replace(config, sessions_path=str(_directory_of_workers(root, java)))
+
+
+async def shared_adapters(model: ServedModel, model_directory: Path, *, is_notified: bool) -> SharedAdapters | None:
+    """Return the adapters that the workers of this DJL Serving process share, after taking over what is registered.
+
+    Args:
+        is_notified: whether Java tells each worker of every change.
+
+    Returns:
+        None if the model supports no adapters, or if there is no directory to share them in.
+    """
+    root = default_root()
+    try:
+        model.adapters.registry.check()
+        if is_of_another_user(root):
+            raise PermissionError(errno.EPERM, "it was created by another user of this machine")
+        directory = _directory_of_workers(root, _java())
+        adapters = SharedAdapters(directory, model_directory, model.adapters, is_notified=is_notified)
+        await adapters.begin()
+    except BadRequest:
+        return None
+    except OSError as error:
+        log.warning(
+            "the workers do not share adapters, and each change has to be made again for a worker that replaces "
+            "another: %s: %s",
+            root,
+            error.strerror or error,
+        )
+        return None
+    return adapters
+
+
+def _directory_of_workers(root: Path, java: int) -> Path:
+    """Return the directory below `root` for the workers of a DJL Serving process. Remove those of ended processes."""
     for other in root.glob(f"djl-{_namespace()}-*"):
         pid = other.name.split("-")[2]
         if is_digits(pid) and _owner(int(pid)) != other.name:
             shutil.rmtree(other, ignore_errors=True)
-    return replace(config, sessions_path=str(directory))
+    return root / _owner(java)
 
 
 def _owner(pid: int) -> str:
@@ -246,6 +305,39 @@ def _java() -> int:
     return int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def ends_start(reason: str) -> bool:
+    """End DJL Serving if it is still starting, and return whether it is. Call this if async mode cannot be loaded.
+
+    Java would end by itself, but in async mode (0.33 to 0.36) it waits forever for its own thread instead: when it has
+    closed the connection, it holds the lock that the handler of the closed connection needs.
+    """
+    if Path(sys.argv[0]).name != _PROGRAM or _listens(java := _java()):
+        return False
+    log.error("ending DJL Serving, which would otherwise hang: %s", reason)
+    os.kill(java, signal.SIGTERM)
+    return True
+
+
+def _listens(pid: int) -> bool:
+    """Return whether a process listens on a socket, as DJL Serving does when its first models are loaded."""
+    process = Path(f"/proc/{pid}")
+    try:
+        sockets = {os.readlink(file) for file in (process / "fd").iterdir()}
+        tables = [(process / "net" / name).read_text().splitlines()[1:] for name in ("tcp", "tcp6", "unix")]
+    except OSError:  # a process of another user, or one without IPv6
+        return True
+    *tcp, unix = tables
+    rows = [row.split() for row in [*tcp[0], *tcp[1]]]
+    listening = [row[9] for row in rows if row[3] == _LISTEN]
+    listening += [row[6] for row in map(str.split, unix) if int(row[3], 16) & _ACCEPTS]
+    return any(f"socket:[{inode}]" in sockets for inode in listening)
+
+
+_PROGRAM = "djl_python_engine.py"  # of Java's worker processes
+_LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
+_ACCEPTS = 1 << 16  # __SO_ACCEPTCON in /proc/net/unix
+
+
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
     """Load the model, wait until its engine is ready, and return it. It runs until Java ends this process.
 
@@ -263,7 +355,7 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         times.files_are_here()
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
-    config = worker_sessions(config, os.getppid())
+    config = worker_sessions(config, _java())
     host = running(config, formatters, directory, stepped=stepped, wait_ready=False, announce=announce)
     async with contextlib.AsyncExitStack() as on_failure:
         model = await on_failure.enter_async_context(host)

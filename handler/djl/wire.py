@@ -81,6 +81,7 @@ class DjlVersion(NamedTuple):
         names_requests: whether the responses of LMI's rolling batch have a header `requestId` with Java's request ID.
         metric_types: whether a [METRICS] line may end with a type: c (counter), g (gauge) or h (histogram).
         calls_early: whether Java calls a worker that replaces another before the worker has answered the load call.
+        tells_all_workers: whether Java tells each worker of a change of an adapter. Since 0.31, it tells one of them.
     """
 
     length: struct.Struct
@@ -92,6 +93,7 @@ class DjlVersion(NamedTuple):
     names_requests: bool
     metric_types: bool
     calls_early: bool
+    tells_all_workers: bool
 
     @property
     def max_piece(self) -> int:
@@ -117,6 +119,7 @@ def installed_version() -> DjlVersion:
         names_requests=version >= (0, 30),
         metric_types=version >= (0, 29),
         calls_early=version < (0, 30),
+        tells_all_workers=version < (0, 31),
     )
 
 

@@ -21,7 +21,14 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl import startup
 from handler.djl.modes import Async, Dynamic, LoadFailed, Passive, Reloading, Rolling, seconds_of_call
-from handler.djl.startup import is_passive, prepare, read_properties, report_metrics, steps_rolling
+from handler.djl.startup import (
+    is_passive,
+    prepare,
+    read_properties,
+    report_metrics,
+    shared_adapters,
+    steps_rolling,
+)
 from handler.djl.turns import HasNext, ResponseOrder, Unsent
 from handler.djl.wire import DjlVersion, PieceWriter, Sent, installed_version, is_load, on_one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
@@ -97,12 +104,13 @@ def _load_mode(
     properties: Mapping[str, Any], version: DjlVersion, turns: ResponseOrder
 ) -> tuple[Rolling | Dynamic, WorkerLoop]:
     config, formatters = prepare(properties, version, djl=djl_python.__version__)
-    loop = WorkerLoop()
-    model = loop.run(startup.load(config, formatters, Path(properties["model_dir"]), stepped=True))
+    loop, directory = WorkerLoop(), Path(properties["model_dir"])
+    model = loop.run(startup.load(config, formatters, directory, stepped=True))
     report_metrics(model, version)
+    shared = loop.run(shared_adapters(model, directory, is_notified=version.tells_all_workers))
     if steps_rolling(config, properties, version):
-        return Rolling(model, loop, version, turns), loop
-    return Dynamic(model, loop, turns), loop
+        return Rolling(model, loop, version, turns, shared), loop
+    return Dynamic(model, loop, turns, shared), loop
 
 
 def _reload(properties: Mapping[str, Any], version: DjlVersion, has_next: HasNext) -> Output:
@@ -143,11 +151,15 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
     global mode
     with _start() as answer:
         config, formatters = prepare(properties, None, djl=djl_python.__version__)
-        model = await startup.load(config, formatters, Path(properties["model_dir"]), stepped=False)
+        directory = Path(properties["model_dir"])
+        model = await startup.load(config, formatters, directory, stepped=False)
         report_metrics(model, installed_version())
-        mode = Async(model, installed_version())
+        shared = await shared_adapters(model, directory, is_notified=installed_version().tells_all_workers)
+        mode = Async(model, installed_version(), shared)
         read_ahead(installed_version())
         return mode.outputs(answer)
+    if startup.ends_start(answer.message):
+        await asyncio.get_running_loop().create_future()  # Java ends this process
     return answer
 
 

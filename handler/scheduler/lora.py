@@ -222,7 +222,7 @@ class Registered(NamedTuple):
         adapter: adapter that the engine loads. Each update has a new `id`.
         number: number that clients see: 1, 2, ... in order of registration. It does not change when the adapter is
             updated, and is never reused.
-        preload: whether the engine loaded the adapter when it was registered.
+        preload: whether registering it included loading it, which updates then do too.
     """
 
     adapter: Adapter
@@ -264,6 +264,9 @@ class AdapterRegistry:
         limit: maximum number of adapters, or None for no limit.
         base: directory against which a relative `src` is resolved.
         unavailable: reason why this server does not support adapters; "" if it supports them.
+
+    Attributes:
+        next_number: number of the next adapter to be registered.
     """
 
     def __init__(self, limit: int | None = None, base: Path | None = None, unavailable: str = "") -> None:
@@ -271,7 +274,7 @@ class AdapterRegistry:
         self._limit = limit
         self._unavailable = unavailable
         self._ids = itertools.count(1)
-        self._numbers = itertools.count(1)
+        self.next_number = 1
         self._by_name: dict[str, Registered] = {}
         self._by_number: dict[int, Registered] = {}
         self._loading: dict[str, Adapter] = {}
@@ -381,6 +384,14 @@ class AdapterRegistry:
         self._leave(entry.adapter, None)
         log.info("adapter %s unregistered", name)
 
+    def take_over(self, name: str, path: Path, then: Then, *, number: int, preload: bool) -> None:
+        """Register an adapter, or its new version, that another process serving this model has registered.
+
+        The engine loads it for its first request.
+        """
+        adapter = Adapter(name, next(self._ids), str(path))
+        then(self._enter(adapter, preload=preload, number=number))
+
     def _check_unchanging(self, name: str) -> None:
         if name in self._loading:
             raise Conflict(f"The adapter {name} is being changed by another call")
@@ -394,10 +405,16 @@ class AdapterRegistry:
         self._loading[name] = adapter
         self._send(self._link, _Command(adapter, then))
 
-    def _enter(self, adapter: Adapter, *, preload: bool) -> Registered:
-        """Make an adapter, or its new version, available to new requests."""
+    def _enter(self, adapter: Adapter, *, preload: bool, number: int | None = None) -> Registered:
+        """Make an adapter, or its new version, available to new requests. By default, a new adapter has a new number,
+        and a new version the number of the earlier one.
+        """
         earlier = self._by_name.get(adapter.name)
-        number = next(self._numbers) if earlier is None else earlier.number
+        if number is None:
+            number = self.next_number if earlier is None else earlier.number
+        self.next_number = max(self.next_number, number + 1)
+        if earlier is not None:
+            del self._by_number[earlier.number]
         entry = self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
         if earlier is not None:
             self._leave(earlier.adapter, adapter)

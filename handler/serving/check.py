@@ -35,9 +35,16 @@ from handler.serving.engine import check_replicas, choose_engine, served_task
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.tracing import find_exporter
 from handler.serving.request_log import check_log
+from handler.serving.secure_mode import check_adapter_at_start
 from handler.serving.sessions import sessions_root
 from handler.serving.stored_responses import check_store
-from handler.serving.user_code import adapters_at_start, handlers_home, model_py_directory, plugin_directories
+from handler.serving.user_code import (
+    adapters_at_start,
+    check_users_files,
+    handlers_home,
+    model_py_directory,
+    plugin_directories,
+)
 
 log = logging.getLogger("handler.launch")
 
@@ -56,6 +63,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
     config, problems = reading.config, Problems(reading.problems)
     path = model_py(directory or model_py_directory(config))
     parts: list[Callable[[Config], object]] = [
+        functools.partial(check_users_files, directory=directory),
         _check_max_adapters,
         sessions_root,
         check_store,
@@ -95,6 +103,7 @@ def _check_engine(reading: Reading, directory: Path | None, problems: Problems) 
             for path in adapters_at_start(config, directory).values():
                 with problems:
                     check_model_py(model_py(path))
+                    check_adapter_at_start(path)
 
 
 def without_model_data(reading: Reading) -> Reading:

@@ -36,6 +36,7 @@ from handler.serving.quota import Count
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
 from handler.serving.request_log import Capture, RequestLog
+from handler.serving.secure_mode import check_adapter
 
 
 def with_labels(engine: SteppedEngine, context: ServerContext) -> SteppedEngine:
@@ -353,6 +354,23 @@ class ServedAdapters:
             ServingError: the adapter could not be unregistered, and nothing has changed.
         """
         self._check_open()
+        self.leave(name)
+
+    async def take_over(self, name: str, path: Path, *, number: int, preload: bool) -> Registered:
+        """Register an adapter, or its new version, that another process serving this model has registered.
+
+        Raises:
+            ServingError: the model.py of the adapter could not be loaded, and nothing has changed.
+        """
+        begin = functools.partial(self.registry.take_over, name, path, number=number, preload=preload)
+        return await self._change(name, begin, path)
+
+    def leave(self, name: str) -> None:
+        """Unregister an adapter, also while the engine restarts.
+
+        Raises:
+            ServingError: the adapter could not be unregistered, and nothing has changed.
+        """
         self.registry.unregister(name)
         self._forget_formatters()
 
@@ -409,6 +427,7 @@ class ServedAdapters:
     def _load_formatters(self, path: Path, name: str) -> Formatters | None:
         if self._of_server is not None:
             return None
+        check_adapter(path)
         if path not in self.at_start.values() and not self._roots.allow_code(path) and model_py(path) is not None:
             raise AdapterFailed(
                 f"src={path}: contains model.py, which the server does not run from outside the model's directory; "

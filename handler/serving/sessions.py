@@ -311,9 +311,9 @@ def sessions_root(config: Config) -> Path | None:
         return None
     if config.sessions_path is not None:
         root = Path(config.sessions_path).absolute()
-    else:  # in memory if possible, otherwise with the temporary files
-        root = (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
-        if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
+    else:
+        root = default_root()
+        if is_of_another_user(root):
             _refuse(config, root, "it was created by another user of this machine; set option.sessions_path")
             return None
     try:
@@ -322,6 +322,16 @@ def sessions_root(config: Config) -> Path | None:
         _refuse(config, root, error.strerror or str(error))
         return None
     return root
+
+
+def default_root() -> Path:
+    """Return AWS's directory, in memory if possible, otherwise with the temporary files. It may not exist yet."""
+    return (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
+
+
+def is_of_another_user(root: Path) -> bool:
+    """Return whether another user of this machine has created a directory, and can read and change what it contains."""
+    return os.path.lexists(root) and root.lstat().st_uid != os.geteuid()
 
 
 def _refuse(config: Config, root: Path, reason: str) -> None:

@@ -26,6 +26,7 @@ from handler.scheduler.lora import (
     files_by_name,
     named_adapters,
 )
+from handler.serving.secure_mode import check_secure_mode
 
 log = logging.getLogger("handler.launch")
 
@@ -46,6 +47,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
     Raises:
         ConfigError: model.py cannot be used, or an option names a function that it does not contain.
     """
+    check_users_files(config, directory)
     # DJL Serving passes its directory, and installs requirements.txt itself.
     model_directory = model_py_directory(config) if directory is None else None
     if (file := user_files.requirements_file(model_directory, is_enabled=config.install_requirements)) is not None:
@@ -107,6 +109,21 @@ def users_files(config: Config) -> list[Path]:
     if config.handle_role is not Role.ALONE:
         files += [model_py(path) for path in adapters_at_start(config, None).values()]
     return list(dict.fromkeys(path for path in files if path is not None))
+
+
+def check_users_files(config: Config, directory: Path | None) -> None:
+    """Check that SageMaker's secure mode, if it is on, allows the options and the user's files.
+
+    Args:
+        directory: directory of model.py. The default is taken from `config`.
+
+    Raises:
+        ConfigError: secure mode forbids an option or a file.
+    """
+    if environment.secure_mode():
+        home = directory or model_py_directory(config)
+        files = [model_py(home), *(users_files(config) if config.engine else ())]
+        check_secure_mode(config, home, [path for path in dict.fromkeys(files) if path is not None])
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:

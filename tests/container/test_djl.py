@@ -113,7 +113,7 @@ def test_an_engine_of_djls_own_that_embeds_is_python_here(tmp_path: Path, target
     lines = properties(target)
     found = dict(line.split("=", 1) for line in lines)
     assert (found["engine"], found["option.task"]) == ("Python", "pooling")
-    assert found.get("option.rolling_batch") == (None if size else "scheduler")
+    assert found.get("option.rolling_batch") == ("disable" if size else "scheduler")
     assert "option.async_mode" not in found
     config = read_config(properties=target / "serving.properties", environ={}, java=True).checked()
     assert (config.task, config.batch_size, config.async_schema) == ("pooling", 8 if size else 1, False)
@@ -155,6 +155,32 @@ def test_other_modes_are_handed_to_java_as_they_are(tmp_path: Path, target: Path
     data = model_data(tmp_path, f"option.rolling_batch={asked}\n")
     djl.make_model(NOTHING, ModelSource(data, "a/b", {}), {}, target, (0, 36, 0))
     assert properties(target)[-1] == f"option.rolling_batch={asked}"
+
+
+@pytest.mark.parametrize(
+    ("own", "environ", "lines"),
+    [
+        ("batch_size=4\n", {}, ["option.rolling_batch=disable", "batch_size=4"]),
+        ("max_dynamic_batch_size=4\n", {}, ["option.rolling_batch=disable", "batch_size=4"]),
+        ("batch_size=4\noption.rolling_batch=auto\n", {}, ["option.rolling_batch=disable", "batch_size=4"]),
+        (
+            "batch_size=4\noption.rolling_batch=vllm\n",
+            {},
+            ["option.rolling_batch=disable", "batch_size=4", "option.llm_engine=vllm"],
+        ),
+        ("", {"SERVING_BATCH_SIZE": "4"}, ["option.rolling_batch=disable", "batch_size=4"]),
+        ("batch_size=4\n", {"OPTION_ASYNC_MODE": "true"}, ["batch_size=1"]),
+        ("batch_size=4\noption.async_mode=true\noption.rolling_batch=disable\n", {}, ["batch_size=1"]),
+        ("option.async_mode=true\n", {"SERVING_BATCH_SIZE": "4"}, ["batch_size=1"]),
+    ],
+)
+def test_java_collects_batches_for_dynamic_batching_alone(
+    tmp_path: Path, target: Path, own: str, environ: dict[str, str], lines: list[str]
+) -> None:
+    """In any other mode, it would fail them."""
+    data = model_data(tmp_path, own)
+    djl.make_model(NOTHING, ModelSource(data, "a/b", {}), environ, target, (0, 36, 0))
+    assert properties(target)[-len(lines) :] == lines
 
 
 def test_before_async_mode_it_is_rolling_batch(tmp_path: Path, target: Path) -> None:

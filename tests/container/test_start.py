@@ -82,6 +82,10 @@ def test_a_model_py_needs_its_properties(tmp_path: Path) -> None:
     [
         ({"LMI_FRONT": "tomcat"}, "LMI_FRONT=tomcat: must be djl or embedded"),
         ({"LMI_FRONT": "djl"}, "DJL Serving is not installed in this image; set LMI_FRONT=embedded instead"),
+        (
+            {"LMI_FRONT": "djl", "SAGEMAKER_SECURE_MODE": "true"},
+            "SAGEMAKER_SECURE_MODE=true: DJL Serving's secure mode refuses .* set LMI_FRONT=embedded",
+        ),
         ({"CUDA_VERSION": "14.0.0"}, "the driver is too old for it"),
     ],
 )

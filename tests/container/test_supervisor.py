@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 import urllib.response
 from collections.abc import Iterator, Sequence
@@ -143,7 +144,8 @@ def test_the_server_s_own_end_is_the_container_s(code: str, status: int) -> None
 
 
 # Each start does what the next word of a file says: `fails` (the worker dies while it loads), `serves`, or it loads and
-# then no thread calls the worker: `idles`, `forgets` (a minute later).
+# then no thread calls the worker: `idles`, `forgets` (a minute later). Of two workers, `halves` loses a process, which
+# its thread goes on calling, and `thins` a thread.
 _JAVA = """
 import http.server, json, pathlib, subprocess, sys, time
 port, file, record = int(sys.argv[1]), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
@@ -151,17 +153,30 @@ first, *rest = file.read_text().split()
 file.write_text(" ".join(rest or [first]))
 with record.open("a") as lines: lines.write(first + " ")
 seconds = 1 if first == "fails" else 600
-worker = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})", "djl_python_" + "engine.py"])
+def start(seconds, place):
+    sleep = [sys.executable, "-c", f"import time; time.sleep({seconds})"]
+    return subprocess.Popen([*sleep, "djl_python_" + "engine.py", "--sock-name", f"/tmp/djl_sock.{place}"])
+worker = start(seconds, 0)
+two = first in ("halves", "thins", "both")
+if two:
+    start(1 if first == "halves" else 600, 1)
+    start(600, 0)  # one that is left behind, or replaces the first
 if first == "fails":
     worker.wait(); time.sleep(600)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = {"llama": {"status": "Healthy"}}
         if self.path == "/models/llama":
-            status = "READY" if first == "serves" else "UNLOADING"
+            status = "READY" if two or first == "serves" else "UNLOADING"
             workers = [] if first == "forgets" else [{"id": 1, "status": status}]
-            body = [{"models": [{"workerGroups": [{"minWorkers": 1, "maxWorkers": 1, "workers": workers}]}]}]
-        self.send_response(200); self.end_headers(); self.wfile.write(json.dumps(body).encode())
+            if two: workers.append({"id": 2, "status": "UNLOADING" if first == "thins" else "READY"})
+            least = 2 if two else 1
+            body = [{"models": [{"workerGroups": [{"minWorkers": least, "maxWorkers": least, "workers": workers}]}]}]
+        self.send_response(200); self.end_headers()
+        if self.path == "/slow":
+            for _ in range(16): self.wfile.write(b"."); time.sleep(0.5)
+            return
+        self.wfile.write(json.dumps(body).encode())
     def log_message(self, *args): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -193,7 +208,7 @@ def test_a_model_that_was_never_loaded_ends_the_container(tmp_path: Path) -> Non
         assert "cannot load the model: giving up; the lines above say why" in process.stderr.read()
 
 
-@pytest.mark.parametrize("lost", ["idles", "forgets"])
+@pytest.mark.parametrize("lost", ["idles", "forgets", "halves", "thins"])
 def test_a_model_that_no_thread_of_java_serves_is_started_again(tmp_path: Path, lost: str) -> None:
     java = Java(tmp_path, f"{lost} {lost} serves")
     with supervised(code=_JAVA, patience=0.5, arguments=java.arguments) as (process, port):
@@ -202,6 +217,30 @@ def test_a_model_that_no_thread_of_java_serves_is_started_again(tmp_path: Path, 
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert java.started == [lost, lost, "serves"]
+
+
+def test_two_workers_with_a_thread_each_are_left_alone(tmp_path: Path) -> None:
+    java = Java(tmp_path, "both")
+    with supervised(code=_JAVA, patience=0.5, arguments=java.arguments) as (process, port):
+        for _ in range(3):  # longer than a look at Java and at the workers, together with the patience
+            open_when_listening(port, "/ping").close()
+            time.sleep(2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert java.started == ["both"]
+
+
+def test_a_response_is_finished_before_half_of_the_workers_are_restarted(tmp_path: Path) -> None:
+    """Its client has nothing to do with the worker that is lost."""
+    java = Java(tmp_path, "thins both")
+    with supervised(code=_JAVA, patience=0.5, arguments=java.arguments) as (process, port):
+        open_when_listening(port, "/ping").close()
+        with open_when_listening(port, "/slow") as answer:
+            assert len(answer.read()) == 16
+            assert java.started == ["thins"]
+        wait_for(lambda: len(java.started) == 2, 60, "it was not started again")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_a_model_that_was_loaded_once_may_fail_twice_in_a_row_but_not_three_times(tmp_path: Path) -> None:
@@ -224,21 +263,24 @@ def test_a_worker_is_lost_when_there_was_one_and_is_none_for_a_while(monkeypatch
     try:
         with worker.stdout:
             worker.stdout.readline()  # it runs: its command line is there
-        assert not watch.is_lost()
+        assert max(watch.seconds_lost()) < 0
+        assert watch.seconds_lost(num_threads=2) == (-1.0, -6.0)
+        now = 8.0
+        assert watch.seconds_lost(num_threads=2) == (-1.0, 2.0)
+        assert watch.seconds_lost(num_threads=1) == (-1.0, -1.0)
     finally:
         worker.kill()
         worker.wait()
-    now = 6.0
-    assert not watch.is_lost()
-    now = 6.1
-    assert watch.is_lost()
+    assert watch.seconds_lost()[0] == -6.0
+    now = 14.1
+    assert watch.seconds_lost()[0] == pytest.approx(0.1)
 
 
 def test_a_server_that_has_not_started_one_has_lost_none() -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         watch = WorkerWatch(other.pid, patience=-1)
-        assert not any(watch.is_lost() for _ in range(3))
+        assert [watch.seconds_lost() for _ in range(3)] == [(-1.0, -1.0)] * 3
     finally:
         other.kill()
         other.wait()

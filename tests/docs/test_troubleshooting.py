@@ -43,6 +43,7 @@ FOREIGN = {
     "No available memory for the cache blocks": "vLLM",
     "larger than the available KV cache memory": "vLLM",
     "Backend Python process is stopped.": "DJL Serving: PyPredictor.java",
+    "Batch output size mismatch": "DJL Serving: PyPredictor.java",
     "Inference Engine Failure": "DJL Serving: AsyncRequestManager.java",
     "cannot listen on …: Address already in use": "EADDRINUSE",
     "cannot listen on …: Cannot assign requested address": "EADDRNOTAVAIL",

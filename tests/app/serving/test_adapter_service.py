@@ -219,3 +219,22 @@ def test_a_number_of_adapters_that_is_none_is_refused(
     monkeypatch.setenv("SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY", value)
     with pytest.raises(ConfigError, match=f"ADAPTERS_IN_MEMORY={value}: must be a whole number"):
         home(tmp_path)
+
+
+def test_secure_mode_refuses_an_adapter_with_code_and_does_not_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_adapter(tmp_path / "a")
+    (path / "model.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+
+    async def run() -> None:
+        async with service(tmp_path) as made:
+            await asyncio.wait_for(made.availability.opened, 30)
+            monkeypatch.setenv("SAGEMAKER_SECURE_MODE", "true")
+            monkeypatch.setenv("SAGEMAKER_SECURITY_CONTROLS", "DISALLOW_CUSTOM_INFERENCE_SCRIPTS")
+            with pytest.raises(AdapterFailed, match=r"model\.py: DISALLOW_CUSTOM_INFERENCE_SCRIPTS"):
+                await made.adapters.register("a", str(path), preload=True)
+            assert made.adapters.registry.find("a") is None
+
+    asyncio.run(run())
+    assert not (tmp_path / "ran").exists()

@@ -364,6 +364,71 @@ def test_a_handle_that_java_does_not_call_is_said(
     assert ("model.py: handle is not called, because option.entryPoint is handler.entry" in caplog.text) == told
 
 
+@pytest.mark.parametrize("version", [OLD, NEW, None])
+@pytest.mark.parametrize("rolling", ["scheduler", "disable"])
+@pytest.mark.parametrize(
+    ("text", "java", "environ", "size"),
+    [
+        ("batch_size=4\n", {"batch_size": "4"}, {}, 4),
+        ("max_dynamic_batch_size=4\n", {"batch_size": "4", "max_dynamic_batch_size": "4"}, {}, 4),
+        ("", {}, {"SERVING_BATCH_SIZE": "4"}, 4),
+        ("batch_size=1\n", {"batch_size": "1"}, {"SERVING_BATCH_SIZE": "4"}, 1),
+        ("", {}, {"SERVING_MAX_DYNAMIC_BATCH_SIZE": "4"}, 1),  # Java does not read it
+        ("max_batch_delay=7\n", {"max_batch_delay": "7"}, {}, 1),
+        ("", {}, {}, 1),
+    ],
+)
+def test_a_mode_in_which_java_would_fail_its_batches_is_refused(
+    version: Any,
+    rolling: str,
+    text: str,
+    java: dict[str, str],
+    environ: dict[str, str],
+    size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "serving.properties").write_text(f"option.llm_engine=echo\n{text}")
+    mode = {"rolling_batch": "disable", "async_mode": "true"} if version is None else {"rolling_batch": rolling}
+    properties = {"model_dir": str(tmp_path), "llm_engine": "echo", **mode, **java}
+    steps = version is None or version is OLD or rolling != "disable"
+    if size == 1 or not steps:
+        prepare(properties, version)
+        return
+    with pytest.raises(ConfigError, match=r"batch_size=4: in .*, DJL Serving fails every batch of requests; remove"):
+        prepare(properties, version)
+
+
+def test_a_start_that_java_would_not_end_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever listens serves other models, or this one until its worker died."""
+    code = (
+        "import socket, sys, time\nif sys.argv[1]: s = socket.create_server(('127.0.0.1', 0))\n"
+        "print(flush=True)\ntime.sleep(600)"
+    )
+
+    def ended(listens: str, program: str) -> bool:
+        java = subprocess.Popen([sys.executable, "-c", code, listens], stdout=subprocess.PIPE)
+        with java:
+            assert java.stdout is not None
+            java.stdout.readline()
+            monkeypatch.setattr(startup, "_java", lambda: java.pid)
+            monkeypatch.setattr(sys, "argv", [f"/cache/{program}"])
+            ends = startup.ends_start("the reason")
+            status = java.wait(60) if ends else java.poll()
+            java.kill()
+        assert ends == (status == -15)
+        return ends
+
+    assert ended("", "djl_python_engine.py")
+    assert "ending DJL Serving, which would otherwise hang: the reason" in caplog.text
+    assert not ended("yes", "djl_python_engine.py")
+    assert not ended("", "another_program.py")
+
+
 def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that Java starts in place of a killed one finds those of the same DJL Serving."""
     monkeypatch.setattr(sessions, "_MEMORY", tmp_path)

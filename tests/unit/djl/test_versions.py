@@ -44,10 +44,11 @@ def read(reader: Any, connection: Connection | socket.socket) -> tuple[str | Non
 
 
 IS_TRUE = {
-    "0.27.0": {"json_errors", "commits_early", "always_steps", "steps_all_ranks", "calls_early"},
-    "0.28.0": {"json_errors", "commits_early", "steps_all_ranks", "passes_headers", "calls_early"},
-    "0.29.0": {"passes_headers", "metric_types", "calls_early"},
-    "0.30.0-SNAPSHOT": {"passes_headers", "metric_types", "names_requests"},
+    "0.27.0": {"json_errors", "commits_early", "always_steps", "steps_all_ranks", "calls_early", "tells_all_workers"},
+    "0.28.0": {"json_errors", "commits_early", "steps_all_ranks", "passes_headers", "calls_early", "tells_all_workers"},
+    "0.29.0": {"passes_headers", "metric_types", "calls_early", "tells_all_workers"},
+    "0.30.0-SNAPSHOT": {"passes_headers", "metric_types", "names_requests", "tells_all_workers"},
+    "0.31.0": {"passes_headers", "metric_types", "names_requests"},
 }
 
 
