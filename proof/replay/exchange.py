@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ class Recorded(NamedTuple):
     status: int
     content_type: str
     body: bytes
+
+
+ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+"""The header with SageMaker's custom attributes, of which `route=` names a route of the container."""
 
 
 class Request(NamedTuple):
@@ -40,6 +45,12 @@ class Request(NamedTuple):
     response: Recorded | None = None
     other: Recorded | None = None
     unsendable: str = ""
+
+    @property
+    def route(self) -> str:
+        """The route that answers the request, without a query string."""
+        named = re.search(r"(?:^|[\s,;])route=(/[^\s,;?]*)", self.headers.get(ATTRIBUTES, ""))
+        return named[1] if named else self.path.partition("?")[0]
 
 
 class Unreadable(NamedTuple):

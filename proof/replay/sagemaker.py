@@ -14,14 +14,13 @@ from deploy.client.runtime import IMPATIENT, Runtime, Timeouts
 from handler.core.errors import ConfigError
 from proof.bench.client import BodyReader
 from proof.replay.comparison import traits
-from proof.replay.exchange import Request, Response, lost, times_of
+from proof.replay.exchange import ATTRIBUTES, Request, Response, lost, times_of
 from proof.replay.targets import Attempt
 
-_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _ARGUMENTS = {
     "content-type": "ContentType",
     "accept": "Accept",
-    _ATTRIBUTES: "CustomAttributes",
+    ATTRIBUTES: "CustomAttributes",
     "x-amzn-sagemaker-target-model": "TargetModel",
     "x-amzn-sagemaker-target-variant": "TargetVariant",
     "x-amzn-sagemaker-session-id": "SessionId",
@@ -82,9 +81,9 @@ def _arguments(request: Request) -> dict[str, Any]:
     """Return boto3's arguments. A path other than /invocations is sent as the attribute `route`, as in AWS's images."""
     arguments: dict[str, Any] = {"Body": request.body}
     headers = {name.lower(): value for name, value in request.headers.items()}
-    if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(_ATTRIBUTES, ""):
-        parts = [part for part in (headers.get(_ATTRIBUTES), f"route={request.path}") if part]
-        headers[_ATTRIBUTES] = ";".join(parts)
+    if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(ATTRIBUTES, ""):
+        parts = [part for part in (headers.get(ATTRIBUTES), f"route={request.path}") if part]
+        headers[ATTRIBUTES] = ";".join(parts)
     for name, argument in _ARGUMENTS.items():
         if name in headers:
             arguments[argument] = headers[name]

@@ -1,4 +1,4 @@
-"""The structure of the documents in a response: types, event names, indexes, equal IDs, and order.
+"""The structure of the documents in a response: types, event names, indexes, equal IDs, order, and values made anew.
 
 Every function runs in linear time, because a response may be malicious.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
-from proof.replay.content import name_of, public_name, scalars_by_path, type_of, without_indexes
+from proof.replay.content import is_number, name_of, public_name, scalars_by_path, type_of, without_indexes
 
 _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
 _ID = re.compile(r"(\w*_)?id")
@@ -82,6 +83,57 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
                 numbers.setdefault(value, len(numbers)) for value in values[: 1 if first else None]
             ]
     return result
+
+
+class MadeAnew(Enum):
+    """Kinds of values that a server makes anew for each response."""
+
+    ID = "id"
+    TIME = "time"
+
+
+_NEW_ID = re.compile(r"(\w*_)?ids?|\w+I[dD]|encrypted_content|signature|obfuscation")
+_OWN_ID = re.compile(r"(model|adapter|custom|token|label|class|index|lora)_?ids?", re.IGNORECASE)
+"""Matches the names of ids that depend on the request or the model."""
+_NEW_TIME = re.compile(
+    r"(\w+_)?(created|updated|modified|expires|timestamp|datetime|time)(_at|_on|_ms|_us|_ns)?"
+    r"|\w+_(at|on|ms|us|ns|duration|per_second)|ns|\w+(At|Time|Timestamp)"
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*")
+_AT_TOP = re.compile(r"\$(\([^)]*\))?\.[^.]*")
+_EPOCH = range(1_000_000_000, 4_100_000_000)  # seconds, from 2001 to 2099
+_AT_ONCE = 3600  # seconds between two responses that were recorded together
+
+
+def made_anew(path: str, values: Sequence[Any]) -> MadeAnew | None:
+    """Return the kind of the values at a JSON path if each may be an id or a time, or None.
+
+    Fractions, numbers in lists, tokens and labels are neither.
+
+    Args:
+        path: the path without indexes.
+        values: the values of both responses. Nulls are ignored.
+    """
+    found = [value for value in values if value is not None]
+    name = name_of(path)
+    if not found or (path.endswith("[]") and not all(isinstance(value, str) for value in found)):
+        return None
+    if all(isinstance(value, str) for value in found):
+        if all(map(_ISO_TIME.fullmatch, found)) or _NEW_TIME.fullmatch(name):
+            return MadeAnew.TIME
+        is_id = _NEW_ID.fullmatch(name) and not _OWN_ID.fullmatch(name)
+        return MadeAnew.ID if is_id or all(map(_UUID.fullmatch, found)) else None
+    if not all(is_number(value) for value in found):
+        return None
+    if _NEW_TIME.fullmatch(name) or (set(map(type, found)) == {int} and _are_together(found)):
+        return MadeAnew.TIME
+    return MadeAnew.ID if name == "seed" or (name == "id" and _AT_TOP.fullmatch(path)) else None
+
+
+def _are_together(numbers: Sequence[int]) -> bool:
+    """Return whether the numbers are times of responses that were recorded together."""
+    return all(number in _EPOCH for number in numbers) and max(numbers) - min(numbers) <= _AT_ONCE
 
 
 def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:

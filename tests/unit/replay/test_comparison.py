@@ -322,7 +322,7 @@ def test_which_requests_are_greedy(path: str, body: Any, greedy: bool) -> None:
 
 
 def test_what_no_server_can_be_asked_about() -> None:
-    """Of a shadow variant's answers, a value that changes from one request to the next says nothing; usage does."""
+    """Of a shadow variant's answers, an id that changes from one request to the next says nothing; other values do."""
     request = Request("1", "/invocations", {}, b"{}")
     noise = Noise(NEAR)
 
@@ -330,8 +330,9 @@ def test_what_no_server_can_be_asked_about() -> None:
         pair = answer(old), answer(new)
         return {one.name for one in asyncio.run(noise.real(request, GREEDY, *pair, None, pair[0]))}
 
-    assert found({"id": 1, "model": "a"}, {"id": 2, "model": "b"}) == set()  # not known yet
+    assert found({"id": 1, "model": "a"}, {"id": 2, "model": "a"}) == set()  # not known yet
     assert found({"id": 3, "model": "a"}, {"id": 4, "model": "b"}) == {"value $.model"}
+    assert found({"id": 3, "model": "a"}, {"id": 4, "model": "a"}) == {"value $.id"}  # an id that does not change
     assert found({"id": 5, "usage": {"n": 1}}, {"id": 6, "usage": {"n": 2}}) == {"usage $.usage.n"}
 
 
@@ -392,14 +393,14 @@ def test_all_wait_for_a_time_of_whole_seconds() -> None:
     """Requests in flight at the turn of a second all meet it before anybody has learnt it."""
     request = Request("1", "/invocations", {}, b"{}")
     noise = Noise(NEAR, later=0.05)
-    old, new = answer({"created": 101}), answer({"created": 100})
+    old, new = answer({"created": 101, "n": 1}), answer({"created": 100, "n": 1})
 
     async def one() -> list[Any]:
         seconds = iter((101, 102))
 
         async def again(_: Request) -> Response:
             await asyncio.sleep(0)
-            return answer({"created": next(seconds)})
+            return answer({"created": next(seconds), "n": 1})
 
         return await noise.real(request, GREEDY, old, new, again, old)
 
