@@ -17,13 +17,11 @@ _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"
 _ID = re.compile(r"(\w*_)?id")
 _EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
 _CHOICE = re.compile(r"\[[0-9]+\]")
-_PING = "$(ping)"
-"""The root path of Anthropic's keep-alive events, which may arrive at any time."""
 
 
 def types(documents: Iterable[Any]) -> set[str]:
     """Return the types of the documents."""
-    return {type_of(document) for document in documents} - {_PING}
+    return {type_of(document) for document in documents}
 
 
 def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list[str]]:
@@ -152,9 +150,8 @@ def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tup
     """
     groups: dict[str, list[str]] = {}
     for path in sorted(reference.keys() & target.keys()):
-        if not path.startswith(_PING):
-            choice = _CHOICE.search(path) if path.startswith("$.") else None
-            groups.setdefault(choice.group() if choice else "", []).append(path)
+        choice = _CHOICE.search(path) if path.startswith("$.") else None
+        groups.setdefault(choice.group() if choice else "", []).append(path)
     for places in groups.values():
         for end in (0, 1):
             pair = [_ranks([spans[path][end] for path in places]) for spans in (reference, target)]

@@ -278,6 +278,25 @@ def test_a_sampled_stream_has_an_event_for_each_token(old: Response, new: Respon
     assert found == ["events"] * differ
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("at", range(5))
+def test_pings_of_an_event_stream_are_no_difference(at: int, greedy: bool) -> None:
+    """Anthropic's streams may contain any number of pings, also before the first and after the last event."""
+    events = [{"type": "message_start", "message": {"id": "m"}}, {"type": "content_block_start", "index": 0},
+              {"type": "content_block_delta", "index": 0, "delta": {"text": "a b"}}, {"type": "message_stop"}]  # fmt: skip
+
+    def stream(*parts: Any) -> Response:
+        text = "".join(f"event: {part['type']}\ndata: {json.dumps(part)}\n\n" for part in parts)
+        return Response(200, "text/event-stream", text.encode())
+
+    plain, pinged = stream(*events), stream(*events[:at], *[{"type": "ping"}] * 2, *events[at:])
+    for old, new in ((plain, pinged), (pinged, plain)):
+        seen = Seen()
+        assert findings(plain, plain, Traits(greedy, True), seen) == []
+        assert findings(old, new, Traits(greedy, True), seen) == []
+    assert findings(plain, stream(*events[:2], events[3]), Traits(True, True), Seen()) != []
+
+
 def test_what_may_be_several_things_is_learnt_from_many_answers() -> None:
     seen = Seen()
     several: list[dict[str, Any]] = [{"bytes": None}, {"bytes": [1]}, {"bytes": {"a": 1}}]
