@@ -13,11 +13,13 @@ class Recorded(NamedTuple):
     Attributes:
         status: the HTTP status, or 0 if the recording does not contain it.
         body: the bytes that were sent.
+        by: what sent the response, as far as the recording says, such as `variant AllTraffic`.
     """
 
     status: int
     content_type: str
     body: bytes
+    by: str = ""
 
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -67,6 +69,9 @@ class Unreadable(NamedTuple):
 # -- a response of a target, live or recorded --------------------------------------------------------------------------
 
 
+EMULATED = "x-lmi-emulated-container"
+"""The response header that names the container of an emulated account, and its name in an emulated data capture."""
+
 BUSY = (429, 503)
 """HTTP statuses of a busy server, which may accept the request later."""
 
@@ -101,6 +106,8 @@ class Response(NamedTuple):
         lost: the reason why the response is missing or incomplete, or "".
         times: the times, or None if the response was recorded or is incomplete.
         throttled: the number of retries while the target was busy.
+        by: what sent the response, as far as its headers say, such as `variant AllTraffic`, or "".
+        container: the container of an emulated account, which serves all endpoints of the account, or "".
     """
 
     status: int
@@ -109,6 +116,8 @@ class Response(NamedTuple):
     lost: str = ""
     times: Times | None = None
     throttled: int = 0
+    by: str = ""
+    container: str = ""
 
 
 def lost(reason: str) -> Response:
@@ -117,4 +126,4 @@ def lost(reason: str) -> Response:
 
 def recorded(response: Recorded) -> Response:
     """Convert a recorded response to a `Response`. An unknown status is replaced with 200."""
-    return Response(response.status or 200, response.content_type, response.body)
+    return Response(response.status or 200, response.content_type, response.body, by=response.by)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.exchange import EMULATED, Recorded, Request, Unreadable
 from proof.replay.sources.files import (
     ABSENT,
     File,
@@ -30,6 +30,7 @@ from proof.replay.sources.files import (
 PATH = "/invocations"
 """The path of all requests, because a capture contains no paths. Custom attributes may contain a `route=`."""
 
+_ONE_CONTAINER = " of an emulated account, whose one container serves all variants"
 _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
 
@@ -39,6 +40,7 @@ class Event(NamedTuple):
     Attributes:
         input: the body of the request, or None if only outputs are captured.
         output: the response, or None if only inputs are captured or there was no response.
+        is_emulated: whether one container of an emulated account served all variants.
     """
 
     id: str
@@ -47,6 +49,7 @@ class Event(NamedTuple):
     headers: Mapping[str, str]
     input: bytes | None
     output: Recorded | None
+    is_emulated: bool = False
 
 
 def is_line(fields: Mapping[str, Member]) -> bool:
@@ -79,6 +82,7 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
         headers,
         body,
         None if output is None else Recorded(0, *_part(output, "endpointOutput")),
+        EMULATED in about,
     )
 
 
@@ -162,7 +166,7 @@ def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
         hour = 0
         for hour, (_, files) in enumerate(hours, 1):
             for file in files:
-                yield from _keep(events, numbers[file.variant], hour, file.file)
+                yield from _keep(events, numbers[file.variant], hour, file)
             yield from _requests(events, before=hour if paired else hour + 1)
         yield from _requests(events, before=hour + 1)
 
@@ -178,24 +182,25 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
     return sorted(sizes, key=lambda name: ("shadow" in name.lower(), -sizes[name], name))
 
 
-def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
+def _keep(events: sqlite3.Connection, variant: int, hour: int, placed: _Placed) -> Iterator[Unreadable]:
     """Store the events from a file in the table, and yield an `Unreadable` for each line that is not used."""
     events.execute("BEGIN")
     try:
-        for event in read_lines(file, _event):
+        for event in read_lines(placed.file, _event):
             if isinstance(event, Unreadable):
                 yield event
-            elif not _put(events, variant, hour, event):
+            elif not _put(events, variant, hour, event, placed.variant):
                 yield Unreadable(event.location, f"an earlier line for the event {event.id} is used instead")
     finally:
         events.execute("COMMIT")
 
 
-def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event) -> bool:
+def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event, name: str) -> bool:
     output = event.output
+    by = (f"variant {name}" if name else "") + _ONE_CONTAINER * event.is_emulated
     row = (
         event.id.encode("utf-8", "backslashreplace").decode(), variant, hour, event.location, event.at,
-        json.dumps(dict(event.headers)), event.input, output is not None,
+        json.dumps([dict(event.headers), by]), event.input, output is not None,
         "" if output is None else output.content_type.encode("utf-8", "replace").decode(),
         None if output is None else output.body,
     )  # fmt: skip
@@ -212,8 +217,10 @@ def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unr
 
 
 def _stored_event(events: sqlite3.Connection, number: int) -> Event:
-    id, location, at, headers, request, has_response, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
-    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if has_response else None)
+    id, location, at, about, request, has_response, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
+    headers, by = json.loads(about)
+    response = Recorded(0, *output)._replace(by=by) if has_response else None
+    return Event(id, location, at, headers, request, response)
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
