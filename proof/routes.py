@@ -36,10 +36,6 @@ _COMPUTED = """
 /v1/embeddings /embed /similarity /pooling /classify /predict /score /v1/score
 /rerank /reranking /v1/rerank /v1/reranking /v2/rerank
 /v1/systemone /v1/decisions
-/v2/systemsharedmemory/unregister /v2/systemsharedmemory/region/{region}/register
-/v2/systemsharedmemory/region/{region}/unregister
-/v2/cudasharedmemory/unregister /v2/cudasharedmemory/region/{region}/register
-/v2/cudasharedmemory/region/{region}/unregister
 
 /embed_all /embed_sparse /decode /embeddings /embedding /api/embed /api/embeddings /v1/embed /v2/embed
 /v1/tokenize /v1/detokenize /v1/classify /v1/pooling /v1/moderations
@@ -52,6 +48,10 @@ _CHANGES = """
 /v1/conversations /v1/conversations/{conversation} /v1/conversations/{conversation}/items
 /v1/responses/{response}/cancel
 /v1/files /v1/batches /v1/batches/{batch}/cancel /v1/messages/batches /v1/messages/batches/{batch}/cancel
+/v2/systemsharedmemory/unregister /v2/systemsharedmemory/region/{region}/register
+/v2/systemsharedmemory/region/{region}/unregister
+/v2/cudasharedmemory/unregister /v2/cudasharedmemory/region/{region}/register
+/v2/cudasharedmemory/region/{region}/unregister
 """
 _DELETIONS = """
 /adapters/{adapter} /models/{model}/adapters/{adapter} /v1/responses/{response}
@@ -62,7 +62,6 @@ _DESCRIPTIONS = """
 /docs /api-doc/openapi.json /execution-parameters /v1/models /v1/models/{id} /info /version /tokenizer_info
 /v2 /v2/models/{model} /v2/models/{model}/config
 /v2/models/{model}/versions/{version} /v2/models/{model}/versions/{version}/config
-/v2/systemsharedmemory/status /v2/cudasharedmemory/status
 """
 _STATES = """
 / /ping /health /v1/health /metrics /load /models /models/{model}
@@ -72,7 +71,7 @@ _STATES = """
 /v1/responses/{response} /v1/responses/{response}/input_items
 /v1/files /v1/files/{file} /v1/files/{file}/content /v1/batches /v1/batches/{batch}
 /v1/messages/batches /v1/messages/batches/{batch} /v1/messages/batches/{batch}/results
-/v2/health/live /v2/health/ready /v2/models/stats
+/v2/health/live /v2/health/ready /v2/models/stats /v2/systemsharedmemory/status /v2/cudasharedmemory/status
 /v2/models/{model}/ready /v2/models/{model}/stats
 /v2/models/{model}/versions/{version}/ready /v2/models/{model}/versions/{version}/stats
 """
