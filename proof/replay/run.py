@@ -231,8 +231,10 @@ class _Pace:
         await asyncio.sleep(max(0.0, began + (at - recorded_at) / self._speed - now))
 
 
-def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], Iterator[Request | Unreadable]]:
-    """Return the first readable requests, and an iterator over the whole recording."""
+def beginning(
+    requests: Iterator[Request | Unreadable],
+) -> tuple[list[Request | Unreadable], Iterator[Request | Unreadable]]:
+    """Return the first items of a recording, and an iterator over the whole recording."""
     read: list[Request | Unreadable] = []
     size = 0
     for item in itertools.islice(requests, _BEGINNING):
@@ -240,7 +242,7 @@ def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], 
         size += len(item.body) if isinstance(item, Request) else 0
         if size >= _AHEAD_BYTES:
             break
-    return [item for item in read if isinstance(item, Request)], itertools.chain(read, requests)
+    return read, itertools.chain(read, requests)
 
 
 # -- run `lmi replay`, and write its reports ---------------------------------------------------------------------------
@@ -281,10 +283,13 @@ def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests
     return status
 
 
-def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
+def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable]) -> None:
     """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
+    read = [item for item in items if isinstance(item, Request)]
     if not read:
-        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read")
+        first = next((item for item in items if isinstance(item, Unreadable)), None)
+        reason = "" if first is None else printable(f": {first.location}: {first.reason}")
+        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read{reason}")
     if arguments.to == RECORDED and all(request.other is None for request in read):
         raise ConfigError("lmi replay: --to recorded: the recording has no responses of a shadow variant")
     if arguments.recorded_pace and all(request.at is None for request in read):

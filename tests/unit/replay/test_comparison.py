@@ -282,8 +282,12 @@ def test_a_sampled_stream_has_an_event_for_each_token(old: Response, new: Respon
 @pytest.mark.parametrize("at", range(5))
 def test_pings_of_an_event_stream_are_no_difference(at: int, greedy: bool) -> None:
     """Anthropic's streams may contain any number of pings, also before the first and after the last event."""
-    events = [{"type": "message_start", "message": {"id": "m"}}, {"type": "content_block_start", "index": 0},
-              {"type": "content_block_delta", "index": 0, "delta": {"text": "a b"}}, {"type": "message_stop"}]  # fmt: skip
+    events: list[Any] = [
+        {"type": "message_start", "message": {"id": "m"}},
+        {"type": "content_block_start", "index": 0},
+        {"type": "content_block_delta", "index": 0, "delta": {"text": "a b"}},
+        {"type": "message_stop"},
+    ]
 
     def stream(*parts: Any) -> Response:
         text = "".join(f"event: {part['type']}\ndata: {json.dumps(part)}\n\n" for part in parts)

@@ -94,6 +94,47 @@ def test_a_bad_line_names_its_field(tmp_path: Path, line: str, reason: str) -> N
     assert reason in told.reason
 
 
+BODY = {"inputs": "\u00e4 b", "parameters": {"max_new_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(BODY) + "\n" + json.dumps(BODY, ensure_ascii=False) + "\n",
+        json.dumps([BODY, BODY], indent=2),
+        json.dumps({"body": BODY}) + "\n" + json.dumps({"path": "/invocations", "body": BODY}),
+    ],
+)
+def test_bodies_alone_are_requests_to_invocations(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bodies.json").write_text(content)
+    requests, unreadable = found(tmp_path / "bodies.json")
+    assert not unreadable
+    assert [json.loads(one.body) for one in requests] == [BODY, BODY]
+    assert {(one.path, one.headers["content-type"]) for one in requests} == {("/invocations", "application/json")}
+    assert len({one.id for one in requests}) == 2
+
+
+def test_a_body_in_a_file_of_its_own_is_sent_unchanged(tmp_path: Path) -> None:
+    text = json.dumps({"id": "42", "text_input": "a", "temperature": 1.0}, indent=1)
+    (tmp_path / "body.json").write_text(text)
+    [request], unreadable = found(tmp_path / "body.json")
+    assert (request.body.decode(), unreadable) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"inptus": "a", "parameters": {}}\n', r"r.jsonl:1: its names are inptus, parameters"),
+        ('\n{"inptus": }\n', r"r.jsonl:2: it is not JSON: Expecting value: line 1 column 12"),
+        ('[{"inputs": "a"}, {"x": 1}]', r"r.jsonl:1: it is not a JSON object"),
+    ],
+)
+def test_a_file_of_no_kind_names_its_first_line(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        open_requests(str(tmp_path / "r.jsonl"))
+
+
 # -- OpenAI's batches ----------------------------------------------------------------------------------------------
 
 
@@ -365,7 +406,7 @@ def test_bodies_come_back_as_they_were_sent(tmp_path: Path, body: bytes, content
     write(tmp_path / HOUR / "a.jsonl", [line("e1", *both)])
     assert found(tmp_path)[0] == [
         Request("e1", "/invocations", {"content-type": content_type}, body, "POST", 1795514400.0,
-                Recorded(0, content_type, body)),
+                Recorded(0, content_type, body, "variant AllTraffic")),
     ]  # fmt: skip
 
 
@@ -430,7 +471,7 @@ def test_two_answers_need_no_request_and_one_needs_it(tmp_path: Path) -> None:
     write(tmp_path / "llm/shadow/2026/11/24/10/a.jsonl", [line("e1", None, output)])
     requests, unreadable = found(tmp_path)
     assert [(request.id, request.body, bool(request.unsendable)) for request in requests] == [("e1", b"", True)]
-    assert requests[0].other == Recorded(0, "application/json", b"[]")
+    assert requests[0].other == Recorded(0, "application/json", b"[]", "variant shadow")
     assert [one.reason for one in unreadable] == [
         "only the output was captured (no endpointInput), so there is nothing to send"
     ]
