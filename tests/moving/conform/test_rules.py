@@ -580,3 +580,21 @@ def test_our_server_holds_every_rule(tmp_path: Path, mode: str) -> None:
     assert [result for result in results if result.verdict == "failed"] == []
     left_out = {result.rule.id for result in results if result.verdict == "not asked"}
     assert left_out == {*LIFETIME, "limits.long-stream"}
+
+
+@pytest.mark.parametrize("profile", ["lmi-0.28", "lmi-0.38", "tgi"])
+def test_a_report_names_the_profile_of_the_targets_origin(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its rules were asked, too. The clients of a server that replaces TGI rely on TGI's format."""
+    for asked in ("sagemaker", profile):
+        file = tmp_path / f"{asked}.json"
+        with scripted(Scripted("", profile)) as url:
+            words = ["conform", url, "--profile", asked, "--rule", "stream.chunked", "--output", str(file)]
+            assert main(words) == 0
+        told = capsys.readouterr()
+        (origin,) = json.loads(file.read_text())["origins"]
+        number = sum(profile in rule.profiles for rule in RULES.values())
+        assert (origin["profile"], origin["asked"], origin["rules"]) == (profile, asked == profile, number)
+        assert f"Clients of this server may rely on {profile} (" in told.out
+        assert (f"{number} rules, not asked: add `--profile {profile}`" in told.err) == (asked != profile)
