@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from deploy.emulator.protocol import CUSTOM_ATTRIBUTES, EMULATED, INFERENCE_ID, ApiError, validation_error
@@ -96,7 +97,7 @@ class CapturedRequest:
     capture: DataCapture
     headers: Mapping[str, str]
     body: bytes
-    container: Mapping[str, str] = field(default_factory=dict)
+    container: Mapping[str, str] = MappingProxyType({})
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
@@ -144,7 +145,10 @@ class Captures:
 
     @staticmethod
     def begin(
-        capture: DataCapture | None, headers: Mapping[str, str], body: bytes, container: Mapping[str, str]
+        capture: DataCapture | None,
+        headers: Mapping[str, str],
+        body: bytes,
+        container: Mapping[str, str] = MappingProxyType({}),
     ) -> CapturedRequest | None:
         """Return the event for a request, or None if the request is not captured.
 

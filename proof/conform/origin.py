@@ -29,17 +29,17 @@ _PROBE = {"inputs": PROMPT, "parameters": {"max_new_tokens": 2, "details": True}
 
 async def origins(server: Server) -> list[Origin]:
     """Return the contracts that a server seems to implement on purpose, each once."""
-    found = {origin.profile: origin async for origin in _seen(server)}
-    return list(found.values())
+    by_profile = {origin.profile: origin async for origin in _evidence(server)}
+    return list(by_profile.values())
 
 
-async def _seen(server: Server) -> AsyncIterator[Origin]:
+async def _evidence(server: Server) -> AsyncIterator[Origin]:
     response = await server.post("/invocations", _PROBE)
     if profile := _of_details(response.value):
-        yield Origin(profile, "POST /invocations answers `inputs` in its format")
+        yield Origin(profile, "the format of POST /invocations")
         return
     if not response.ok and (await server.post("/v1/chat/completions", _chat(await server.model()))).ok:
-        yield Origin("openai", "POST /invocations reads no `inputs`, and /v1/chat/completions answers")
+        yield Origin("openai", "/v1/chat/completions works, and /invocations reads no `inputs`")
     info = (await server.get("/info")).object
     if {"docker_label", "router"} & info.keys():
         yield Origin("tgi", "GET /info describes TGI")

@@ -77,8 +77,8 @@ def _of_profile(profile: str) -> list[str]:
 def _origin(origin: Mapping[str, Any]) -> str:
     """Return a sentence about a contract that the clients of the server may rely on."""
     profile = origin["profile"]
-    asked = "asked here" if origin["asked"] else f"not asked: add `--profile {profile}`"
-    return f"Clients of this server may rely on {profile} ({origin['because']}): {origin['rules']} rules, {asked}."
+    state = "asked here" if origin["asked"] else f"not asked: add `--profile {profile}`"
+    return f"Clients of this server may rely on {profile} ({origin['because']}): {origin['rules']} rules, {state}."
 
 
 def origin_lines(plan: ConformPlan) -> list[str]:

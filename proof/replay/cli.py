@@ -13,7 +13,8 @@ from handler.core.numbers import decimal, is_digits
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its responses with another server's, or with the \
 recording. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), unknown \
-(nothing could be compared), text, shape (fields and types), framing, status, lost. Volatile values, such as IDs, are detected by repeating requests.
+(nothing could be compared), text, shape (fields and types), framing, status, lost. Volatile values, such as IDs, are \
+detected by repeating requests.
 
 TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which starts `lmi serve` with \
 these arguments and stops it at the end. Messages that came over WebSockets were recorded as requests, and are sent \

@@ -43,7 +43,7 @@ from proof.replay.content import (
     without_indexes,
 )
 from proof.replay.exchange import Request, Response
-from proof.replay.structure import MadeAnew, event_names, indexes, links, made_anew, misplaced, num_items, spans, types
+from proof.replay.structure import Fresh, event_names, indexes, kind_of_fresh, links, misplaced, num_items, spans, types
 
 
 class Class(str, Enum):
@@ -76,7 +76,7 @@ class Finding(NamedTuple):
         learnable: whether the difference may be volatile for all requests of a kind. Otherwise, each request is checked
             individually.
         timed: whether the value may change every second.
-        made_anew: the kind of the values if a server may make them anew for each response, or None.
+        fresh: the kind of the values if a server may make them anew for each response, or None.
     """
 
     cls: Class
@@ -86,7 +86,7 @@ class Finding(NamedTuple):
     content: str = ""
     learnable: bool = True
     timed: bool = False
-    made_anew: MadeAnew | None = None
+    fresh: Fresh | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -470,8 +470,8 @@ def _errors(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     for path, *values in _in_both(reference.places, target.places):
         if values[0] != values[1] and not any(map(_is_prose, chain(*values))):
             where, content = without_indexes(path), _both(*values)
-            kind = made_anew(where, [*chain(*values)])
-            yield Finding(Class.STATUS, "error's value", where, content=content, timed=True, made_anew=kind)
+            kind = kind_of_fresh(where, [*chain(*values)])
+            yield Finding(Class.STATUS, "error's value", where, content=content, timed=True, fresh=kind)
 
 
 def _is_prose(value: Any) -> bool:
@@ -562,8 +562,8 @@ def _values(reference: _Documents, target: _Documents, near: float) -> Iterator[
     for path in sorted(reference.places.keys() & target.places.keys()):
         if (difference := _change(reference, target, path, near, aligned=aligned)) is not None:
             earlier = result.setdefault(difference.key, difference)
-            if earlier.made_anew is not difference.made_anew:  # one of several choices has no id or time here
-                result[difference.key] = earlier._replace(made_anew=None)
+            if earlier.fresh is not difference.fresh:  # one of several choices has no id or time here
+                result[difference.key] = earlier._replace(fresh=None)
     yield from result.values()
 
 
@@ -630,42 +630,42 @@ def changing_ids(earlier: Response, later: Response, near: float) -> set[tuple[s
     except NotJson:
         return set()
     changes = _values(*both, near) if later.status < 400 else _errors(*both)
-    return {finding.key for finding in changes if finding.made_anew is MadeAnew.ID}
+    return {finding.key for finding in changes if finding.fresh is Fresh.ID}
 
 
 def echoed_ids(request: Request, reference: Response) -> set[str]:
     """Return the JSON paths of ids and seeds that a response repeats from its request."""
     try:
-        asked = scalars_by_path([tensors.read(request.body)[0]], by_index=False)
-        answered = _Documents(reference.body).scalars
+        fields = scalars_by_path([tensors.read(request.body)[0]], by_index=False)
+        scalars = _Documents(reference.body).scalars
     except (ValueError, AttributeError):
         return set()
-    sent = {(name_of(path), repr(value)) for path, values in asked.items() for value in values}
+    sent = {(name_of(path), repr(value)) for path, values in fields.items() for value in values}
     return {
         without_indexes(path)
-        for path, values in answered.items()
+        for path, values in scalars.items()
         if any((name_of(path), repr(value)) in sent for value in values)
     }
 
 
-def is_compared(reference: Response, target: Response, traits: Traits, left_out: Iterable[str]) -> bool:
+def is_compared(reference: Response, target: Response, traits: Traits, volatile: Iterable[str]) -> bool:
     """Return whether a comparison of two responses compared a value, a text, or their structure without the values.
 
     Args:
-        left_out: the JSON paths of the values that were left out as volatile.
+        volatile: the JSON paths of the volatile values, which were not compared.
     """
     try:
-        places = [{without_indexes(path) for path in _Documents(side.body).scalars} for side in (reference, target)]
+        paths = [{without_indexes(path) for path in _Documents(side.body).scalars} for side in (reference, target)]
     except NotJson:
         return True
-    return not traits.greedy or reference.status >= 400 or bool((places[0] & places[1]) - set(left_out))
+    return not traits.greedy or reference.status >= 400 or bool((paths[0] & paths[1]) - set(volatile))
 
 
 def _value_finding(path: str, name: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> Finding:
     where, content = without_indexes(path), _both(reference, target)
-    anew = made_anew(where, [*reference, *target])
+    fresh = kind_of_fresh(where, [*reference, *target])
     if _are_near(where, reference, target, near):
-        return Finding(Class.TIE, "number", where, "nearly equal", content, made_anew=anew)
+        return Finding(Class.TIE, "number", where, "nearly equal", content, fresh=fresh)
     if _ALTERNATIVES.search(path) and not _numbers(reference):
         return Finding(Class.TIE, "alternatives", where, "", content)
     if name == "argmax_is_label" and _DECISION.search(where):  # the probabilities are compared on their own
@@ -678,8 +678,8 @@ def _value_finding(path: str, name: str, reference: Sequence[Any], target: Seque
     elif _TOOLS.search(path):
         kind = "tool calls"
     is_result = where.endswith("[]") or any(isinstance(value, float) for value in (*reference, *target))
-    learnable = anew is not None or not is_result
-    return Finding(Class.TEXT, kind, where, "", content, learnable, timed=True, made_anew=anew)
+    learnable = fresh is not None or not is_result
+    return Finding(Class.TEXT, kind, where, "", content, learnable, timed=True, fresh=fresh)
 
 
 def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:

@@ -96,7 +96,7 @@ def _embedded(body: bytes) -> Documents:
 
 
 def _without_pings(documents: Documents) -> Documents:
-    """Leave out Anthropic's keep-alive events, of which a stream may contain any number at any place."""
+    """Drop Anthropic's keep-alive events, of which a stream may contain any number anywhere."""
     values, glue = documents
     pings = [at for at, value in enumerate(values) if isinstance(value, dict) and value.get("type") == "ping"]
     if len(values) - len(pings) < 1 or not pings:

@@ -50,9 +50,9 @@ class Request(NamedTuple):
 
     @property
     def route(self) -> str:
-        """The route that answers the request, without a query string."""
-        named = re.search(r"(?:^|[\s,;])route=(/[^\s,;?]*)", self.headers.get(ATTRIBUTES, ""))
-        return named[1] if named else self.path.partition("?")[0]
+        """The route of the request, without a query string."""
+        attribute = re.search(r"(?:^|[\s,;])route=(/[^\s,;?]*)", self.headers.get(ATTRIBUTES, ""))
+        return attribute[1] if attribute else self.path.partition("?")[0]
 
 
 class Unreadable(NamedTuple):

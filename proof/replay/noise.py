@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from proof.replay.comparison import Class, Finding, Seen, Traits, changing_ids, echoed_ids, findings, is_compared
 from proof.replay.exchange import Request, Response
-from proof.replay.structure import MadeAnew
+from proof.replay.structure import Fresh
 from proof.routes import Source, source_of
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
@@ -100,12 +100,12 @@ class Noise:
         kind: RequestKind,
         request: Request,
         traits: Traits,
-        found: Sequence[Finding],
+        differences: Sequence[Finding],
         again: Ask,
         other: Response,
     ) -> list[Finding]:
         """Return the differences that are not volatile, as far as known after sending the request again."""
-        changes = [item for item in found if item.key not in kind.volatile]
+        changes = [item for item in differences if item.key not in kind.volatile]
         suspects = [item for item in changes if item.cls not in _UNCHECKED and kind.confirmed[item.key] < _CONFIRMED]
         unsteady: list[Finding] = []
         for late in (False, True):
@@ -152,16 +152,14 @@ class Noise:
         first request of a kind, every id is volatile, except an id that the request sent. Other values are compared.
         """
         last, kind.last = kind.last, reference
-        suspects = {item.key for item in changes if item.made_anew is MadeAnew.ID}
+        suspects = {item.key for item in changes if item.fresh is Fresh.ID}
         if source_of(request.method, request.route) is Source.REQUEST and request.method == "GET":
             suspects = set()  # the id of a model is its name
         if suspects and last is not None:
             suspects &= changing_ids(last, reference, self._near)
         sent = echoed_ids(request, reference) if suspects else set()
         volatile = [
-            item
-            for item in changes
-            if item.made_anew is MadeAnew.TIME or (item.key in suspects and item.where not in sent)
+            item for item in changes if item.fresh is Fresh.TIME or (item.key in suspects and item.where not in sent)
         ]
         self._name(request, volatile)
         return [item for item in changes if item not in volatile]

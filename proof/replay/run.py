@@ -31,9 +31,9 @@ from proof.replay.targets import RECORDED, Paced, open_target
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # maximum requests, and bytes of their bodies, that are read ahead
 _NO_SHADOW = "has no response of the shadow variant, which receives only a share of the requests"
 _BEGINNING = 100  # requests that are checked before the run
-ONE_CONTAINER = (
-    "lmi replay: one container of `lmi deploy local --aws` gave the responses of both sides, so they prove nothing. It "
-    "serves all endpoints and variants of the emulated account, without their options. Compare servers that run the "
+SHARED_CONTAINER = (
+    "lmi replay: a single container of `lmi deploy local --aws` sent the responses of both sides, so they prove nothing. "
+    "It serves all endpoints and variants of the emulated account, without their options. Compare servers that run the "
     "options instead: --to 'serve:ARGUMENTS', or the URL of `lmi deploy local SPECIFICATION`"
 )
 
@@ -122,7 +122,7 @@ class Replay:
             return
         both = await self._responses(number, request)
         if both[0].container and both[0].container == both[1].container:
-            raise ConfigError(ONE_CONTAINER)
+            raise ConfigError(SHARED_CONTAINER)
         self._journal.keep_answered(*(printable(side.by) for side in both))
         real = await self._noise.real(request, traits(request, self._plan.greedy), *both, *self._again(*both))
         self._journal.keep_volatile(self._noise.learnt)

@@ -1,4 +1,4 @@
-"""The structure of the documents in a response: types, event names, indexes, equal IDs, order, and values made anew.
+"""The structure of the documents in a response: types, event names, indexes, equal IDs, order, and new values.
 
 Every function runs in linear time, because a response may be malicious.
 """
@@ -83,7 +83,7 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
     return result
 
 
-class MadeAnew(Enum):
+class Fresh(Enum):
     """Kinds of values that a server makes anew for each response."""
 
     ID = "id"
@@ -104,7 +104,7 @@ _EPOCH = range(1_000_000_000, 4_100_000_000)  # seconds, from 2001 to 2099
 _AT_ONCE = 3600  # seconds between two responses that were recorded together
 
 
-def made_anew(path: str, values: Sequence[Any]) -> MadeAnew | None:
+def kind_of_fresh(path: str, values: Sequence[Any]) -> Fresh | None:
     """Return the kind of the values at a JSON path if each may be an id or a time, or None.
 
     Fractions, numbers in lists, tokens and labels are neither.
@@ -113,20 +113,20 @@ def made_anew(path: str, values: Sequence[Any]) -> MadeAnew | None:
         path: the path without indexes.
         values: the values of both responses. Nulls are ignored.
     """
-    found = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     name = name_of(path)
-    if not found or (path.endswith("[]") and not all(isinstance(value, str) for value in found)):
+    if not present or (path.endswith("[]") and not all(isinstance(value, str) for value in present)):
         return None
-    if all(isinstance(value, str) for value in found):
-        if all(map(_ISO_TIME.fullmatch, found)) or _NEW_TIME.fullmatch(name):
-            return MadeAnew.TIME
+    if all(isinstance(value, str) for value in present):
+        if all(map(_ISO_TIME.fullmatch, present)) or _NEW_TIME.fullmatch(name):
+            return Fresh.TIME
         is_id = _NEW_ID.fullmatch(name) and not _OWN_ID.fullmatch(name)
-        return MadeAnew.ID if is_id or all(map(_UUID.fullmatch, found)) else None
-    if not all(is_number(value) for value in found):
+        return Fresh.ID if is_id or all(map(_UUID.fullmatch, present)) else None
+    if not all(is_number(value) for value in present):
         return None
-    if _NEW_TIME.fullmatch(name) or (set(map(type, found)) == {int} and _are_together(found)):
-        return MadeAnew.TIME
-    return MadeAnew.ID if name == "seed" or (name == "id" and _AT_TOP.fullmatch(path)) else None
+    if _NEW_TIME.fullmatch(name) or (set(map(type, present)) == {int} and _are_together(present)):
+        return Fresh.TIME
+    return Fresh.ID if name == "seed" or (name == "id" and _AT_TOP.fullmatch(path)) else None
 
 
 def _are_together(numbers: Sequence[int]) -> bool:

@@ -290,7 +290,7 @@ class RequestTask(Life):
             self._capture = None
 
     def replace_capture(self, capture: Capture | None) -> Capture | None:
-        """Set the capture of the request, and return the one before. A host that answers by itself takes it away."""
+        """Set the capture of the request, and return the one before. A host that sends other bytes takes it away."""
         before, self._capture = self._capture, capture
         return before
 

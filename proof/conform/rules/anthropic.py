@@ -93,7 +93,7 @@ async def max_tokens(server: Server) -> None:
 )
 async def order(server: Server) -> None:
     response, events = await _events(server)
-    kinds = "".join(f"{event.get('type')} " for event in events if event.get("type") != "ping")  # at any place
+    kinds = "".join(f"{event.get('type')} " for event in events if event.get("type") != "ping")  # anywhere
     expect(_ORDER.fullmatch(kinds), "message_start, blocks, message_delta, message_stop", response)
     block = -1
     for event in events:

@@ -159,9 +159,9 @@ async def computed(server: Server) -> None:
             if first.ok:
                 answered = True
                 second = expect_response(await server.post(path, body))
-                pair = [recorded(Recorded(200, one.content_type, one.body)) for one in (first, second)]
-                found = [item for item in findings(pair[0], pair[1], Traits(True), Seen()) if item.made_anew is None]
-                expect(class_of(found) in (Class.EQUAL, Class.TIE), f"the values of {excerpt(first.body)}", second)
+                old, new = (recorded(Recorded(200, got.content_type, got.body)) for got in (first, second))
+                changes = [item for item in findings(old, new, Traits(True), Seen()) if item.fresh is None]
+                expect(class_of(changes) in (Class.EQUAL, Class.TIE), f"the values of {excerpt(first.body)}", second)
                 break
     if not answered:
         skip("the server has no route that samples nothing")

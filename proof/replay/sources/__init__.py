@@ -61,9 +61,9 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
         if kind == "batch" or kind == "answers":
             return _batch(argument, files)
     whole = [(file, request_lines.bodies(file)) for file in files[:_LOOKED_AT]]
-    if any(found is not None for _, found in whole):
-        unread = (Unreadable(file.name, "it is no JSON body") for file, found in whole if found is None)
-        return chain(unread, *(found for _, found in whole if found is not None))
+    if any(requests is not None for _, requests in whole):
+        others = (Unreadable(file.name, "it is no JSON body") for file, requests in whole if requests is None)
+        return chain(others, *(requests for _, requests in whole if requests is not None))
     fault = _fault(files[0]) or _unknown(files[0])
     reason = "" if fault is None else f" ({fault.location}: {fault.reason})"
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"

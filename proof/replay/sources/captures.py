@@ -30,7 +30,7 @@ from proof.replay.sources.files import (
 PATH = "/invocations"
 """The path of all requests, because a capture contains no paths. Custom attributes may contain a `route=`."""
 
-_ONE_CONTAINER = " of an emulated account, whose one container serves all variants"
+_SHARED = " of an emulated account, whose one container serves all variants"
 _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
 
@@ -197,7 +197,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, placed: _Placed) 
 
 def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event, name: str) -> bool:
     output = event.output
-    by = (f"variant {name}" if name else "") + _ONE_CONTAINER * event.is_emulated
+    by = (f"variant {name}" if name else "") + _SHARED * event.is_emulated
     row = (
         event.id.encode("utf-8", "backslashreplace").decode(), variant, hour, event.location, event.at,
         json.dumps([dict(event.headers), by]), event.input, output is not None,

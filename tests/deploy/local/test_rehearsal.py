@@ -350,7 +350,7 @@ def test_two_endpoints_behind_one_container_are_not_compared(account: Path, caps
         words = ["replay", str(requests), "--to", "sagemaker:chat", "--output", str(account.with_name("replay"))]
         capsys.readouterr()
         assert lmi([*words, "--against", "sagemaker:other"]) != 0
-        assert "one container of `lmi deploy local --aws`" in capsys.readouterr().err
+        assert "a single container of `lmi deploy local --aws`" in capsys.readouterr().err
         assert lmi([*words, "--against", "serve:--engine echo", "--restart"]) == 0
         report = json.loads((account.with_name("replay") / "report.json").read_text())
         (answered,) = report["answered"]["target"]

@@ -123,7 +123,7 @@ def put(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-def is_made_anew(place: tuple[Any, ...], value: Any, request: Request, *, first: bool) -> bool:
+def is_fresh(place: tuple[Any, ...], value: Any, request: Request, *, first: bool) -> bool:
     """Return whether a value of the API's document is an id or a time. The id of a described model is its name."""
     name = next((str(part) for part in reversed(place) if isinstance(part, str)), "")
     if isinstance(value, int) and 1760000000 <= value < 1770000000:
@@ -154,7 +154,7 @@ def test_one_changed_value_is_a_difference(name: str, first: bool) -> None:
         new = answer._replace(body=answer.body + b"x")
         assert compared(request, answer, new, first=first) in (Class.TEXT, Class.SHAPE, Class.FRAMING)
     for place, old in leaves(value) if "json" in answer.content_type else ():
-        if place and old is not None and not is_made_anew(place, old, request, first=first):
+        if place and old is not None and not is_fresh(place, old, request, first=first):
             new = answer._replace(body=json.dumps(put(value, place, changed(old))).encode())
             ties = () if place[-1] == "argmax_is_label" else (Class.TIE,)  # it follows from the probabilities
             if compared(request, answer, new, first=first) in (Class.EQUAL, Class.UNKNOWN, *ties):
