@@ -97,7 +97,7 @@ class CapturedRequest:
     capture: DataCapture
     headers: Mapping[str, str]
     body: bytes
-    container: Mapping[str, str] = MappingProxyType({})
+    container: Mapping[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 

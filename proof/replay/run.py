@@ -33,8 +33,8 @@ _NO_SHADOW = "has no response of the shadow variant, which receives only a share
 _BEGINNING = 100  # requests that are checked before the run
 SHARED_CONTAINER = (
     "lmi replay: a single container of `lmi deploy local --aws` sent the responses of both sides, so they prove "
-    "nothing. It serves all endpoints and variants of the emulated account, without their options. Compare servers that run the "
-    "options instead: --to 'serve:ARGUMENTS', or the URL of `lmi deploy local SPECIFICATION`"
+    "nothing. It serves all endpoints and variants of the emulated account, without their options. Compare servers "
+    "that run the options instead: --to 'serve:ARGUMENTS', or the URL of `lmi deploy local SPECIFICATION`"
 )
 
 
