@@ -13,13 +13,11 @@ class Recorded(NamedTuple):
     Attributes:
         status: the HTTP status, or 0 if the recording does not contain it.
         body: the bytes that were sent.
-        by: what sent the response, as far as the recording says, such as `variant AllTraffic`.
     """
 
     status: int
     content_type: str
     body: bytes
-    by: str = ""
 
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -126,4 +124,4 @@ def lost(reason: str) -> Response:
 
 def recorded(response: Recorded) -> Response:
     """Convert a recorded response to a `Response`. An unknown status is replaced with 200."""
-    return Response(response.status or 200, response.content_type, response.body, by=response.by)
+    return Response(response.status or 200, response.content_type, response.body)

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,11 +46,13 @@ class Sides:
         target: the new side.
         reference: the old side.
         noise: a server identical to the reference, which receives the repeated requests instead of the reference.
+        recorded_by: what sent the recorded responses of the reference and of the target.
     """
 
     target: Paced | None
     reference: Paced | None = None
     noise: Paced | None = None
+    recorded_by: tuple[str, str] = ("", "")
 
     @property
     def are_queried(self) -> bool:
@@ -153,8 +155,9 @@ class Replay:
         other, in alternating order.
         """
 
-        reference = partial(_ask, self._sides.reference, request, request.response)
-        target = partial(_ask, self._sides.target, request, request.other)
+        by = self._sides.recorded_by
+        reference = partial(_ask, self._sides.reference, request, request.response, by[0])
+        target = partial(_ask, self._sides.target, request, request.other, by[1])
         if self._plan.speed is not None:
             both = await asyncio.gather(reference(), target())
             return both[0], both[1]
@@ -174,11 +177,11 @@ class Replay:
         return None, reference
 
 
-async def _ask(side: Paced | None, request: Request, response: Recorded | None) -> Response:
+async def _ask(side: Paced | None, request: Request, response: Recorded | None, by: str) -> Response:
     if side is not None:
         return await side.ask(request)
     assert response is not None  # otherwise the request was skipped
-    return recorded(response)
+    return recorded(response)._replace(by=by)
 
 
 class _Feed:
@@ -254,8 +257,10 @@ _INTERRUPTED = 130
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `lmi replay`, and return its exit status."""
-    read, requests = beginning(open_requests(arguments.requests))
+    recording = open_requests(arguments.requests)
+    read, requests = beginning(recording)
     _check(arguments, read)
+    arguments.recorded_by = recording.by
     description = _description(arguments)
     with contextlib.closing(Journal(arguments.output, description, restart=arguments.restart)) as journal:
         return _replay(arguments, description, requests, journal)
@@ -327,6 +332,7 @@ async def _run(
                 )
             )
         )
+        sides = replace(sides, recorded_by=arguments.recorded_by)
         plan = ReplayPlan(
             concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect)
         )

@@ -35,8 +35,22 @@ _RESPONSE_SUFFIXES = ("_output", "_error", "_errors", "-output", "-error")
 """Suffixes that convert the name of a batch request file to the names of its response files."""
 
 
-def open_requests(argument: str) -> Iterator[Request | Unreadable]:
-    """Yield the requests of a recording, in constant memory.
+class Recording(Iterator[Request | Unreadable]):
+    """The requests of a recording, in constant memory.
+
+    Attributes:
+        by: what sent the recorded responses, and those of a shadow variant, or "" if the recording does not say it.
+    """
+
+    def __init__(self, items: Iterator[Request | Unreadable], by: tuple[str, str]) -> None:
+        self._items, self.by = items, by
+
+    def __next__(self) -> Request | Unreadable:
+        return next(self._items)
+
+
+def open_requests(argument: str) -> Recording:
+    """Return the requests of a recording.
 
     Args:
         argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
@@ -45,7 +59,9 @@ def open_requests(argument: str) -> Iterator[Request | Unreadable]:
         ConfigError: there is nothing to read, or the kind of the recording is unknown.
     """
     files = find(argument)
-    return with_unique_ids(_of_kind(argument, files))
+    kinds = (kind for file in files[:_LOOKED_AT] if (kind := _kind(file)))
+    by = captures.variants(files) if next(kinds, "") == "capture" else ("", "")
+    return Recording(with_unique_ids(_of_kind(argument, files)), by)
 
 
 def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:

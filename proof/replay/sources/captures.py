@@ -20,9 +20,11 @@ from proof.replay.sources.files import (
     File,
     Malformed,
     Member,
+    SourceLine,
     database,
     from_base64,
     from_text,
+    lines,
     read_lines,
     seconds,
 )
@@ -40,7 +42,6 @@ class Event(NamedTuple):
     Attributes:
         input: the body of the request, or None if only outputs are captured.
         output: the response, or None if only inputs are captured or there was no response.
-        is_emulated: whether one container of an emulated account served all variants.
     """
 
     id: str
@@ -49,7 +50,6 @@ class Event(NamedTuple):
     headers: Mapping[str, str]
     input: bytes | None
     output: Recorded | None
-    is_emulated: bool = False
 
 
 def is_line(fields: Mapping[str, Member]) -> bool:
@@ -82,7 +82,6 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
         headers,
         body,
         None if output is None else Recorded(0, *_part(output, "endpointOutput")),
-        EMULATED in about,
     )
 
 
@@ -146,6 +145,22 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
         yield from _endpoint(list(placed))
 
 
+def variants(files: Sequence[File]) -> tuple[str, str]:
+    """Return the variants that sent the recorded responses and those of the shadow, as texts for the report."""
+    placed = sorted(map(_placed_file, files), key=lambda item: item.endpoint)
+    orders = [_in_order(list(group)) for _, group in groupby(placed, key=lambda item: item.endpoint)]
+    shared = _SHARED if any(map(_is_emulated, files[:1])) else ""
+    names = [sorted({order[at] for order in orders if len(order) == 2 or (order and not at)} - {""}) for at in range(2)]
+    serving, shadow = (f"variant {', '.join(side)}{shared}" if side else "" for side in names)
+    return serving, shadow
+
+
+def _is_emulated(file: File) -> bool:
+    """Return whether a file is from an emulated account, according to its first line."""
+    line = next(lines(file), None)
+    return isinstance(line, SourceLine) and f'"{EMULATED}"' in line.text
+
+
 def _placed_file(file: File) -> _Placed:
     """Read the endpoint, variant and hour from the folders of a file. Without an hour, the variant is last."""
     match = _HOUR.fullmatch("/".join(file.folders))
@@ -166,7 +181,7 @@ def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
         hour = 0
         for hour, (_, files) in enumerate(hours, 1):
             for file in files:
-                yield from _keep(events, numbers[file.variant], hour, file)
+                yield from _keep(events, numbers[file.variant], hour, file.file)
             yield from _requests(events, before=hour if paired else hour + 1)
         yield from _requests(events, before=hour + 1)
 
@@ -182,25 +197,24 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
     return sorted(sizes, key=lambda name: ("shadow" in name.lower(), -sizes[name], name))
 
 
-def _keep(events: sqlite3.Connection, variant: int, hour: int, placed: _Placed) -> Iterator[Unreadable]:
+def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
     """Store the events from a file in the table, and yield an `Unreadable` for each line that is not used."""
     events.execute("BEGIN")
     try:
-        for event in read_lines(placed.file, _event):
+        for event in read_lines(file, _event):
             if isinstance(event, Unreadable):
                 yield event
-            elif not _put(events, variant, hour, event, placed.variant):
+            elif not _put(events, variant, hour, event):
                 yield Unreadable(event.location, f"an earlier line for the event {event.id} is used instead")
     finally:
         events.execute("COMMIT")
 
 
-def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event, name: str) -> bool:
+def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event) -> bool:
     output = event.output
-    by = (f"variant {name}" if name else "") + _SHARED * event.is_emulated
     row = (
         event.id.encode("utf-8", "backslashreplace").decode(), variant, hour, event.location, event.at,
-        json.dumps([dict(event.headers), by]), event.input, output is not None,
+        json.dumps(dict(event.headers)), event.input, output is not None,
         "" if output is None else output.content_type.encode("utf-8", "replace").decode(),
         None if output is None else output.body,
     )  # fmt: skip
@@ -217,10 +231,8 @@ def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unr
 
 
 def _stored_event(events: sqlite3.Connection, number: int) -> Event:
-    id, location, at, about, request, has_response, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
-    headers, by = json.loads(about)
-    response = Recorded(0, *output)._replace(by=by) if has_response else None
-    return Event(id, location, at, headers, request, response)
+    id, location, at, headers, request, has_response, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
+    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if has_response else None)
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:

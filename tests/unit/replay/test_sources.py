@@ -406,7 +406,7 @@ def test_bodies_come_back_as_they_were_sent(tmp_path: Path, body: bytes, content
     write(tmp_path / HOUR / "a.jsonl", [line("e1", *both)])
     assert found(tmp_path)[0] == [
         Request("e1", "/invocations", {"content-type": content_type}, body, "POST", 1795514400.0,
-                Recorded(0, content_type, body, "variant AllTraffic")),
+                Recorded(0, content_type, body)),
     ]  # fmt: skip
 
 
@@ -465,13 +465,21 @@ def test_the_variant_with_smaller_files_is_the_shadow_without_a_name(tmp_path: P
     assert (joined.id, joined.response.body, joined.other.body) == ("e7", b"serving", b"candidate")
 
 
+def test_a_capture_names_the_variants_of_its_responses(tmp_path: Path) -> None:
+    write(tmp_path / "llm/AllTraffic/2026/11/24/10/a.jsonl", [asked("e1")])
+    assert open_requests(str(tmp_path)).by == ("variant AllTraffic", "")
+    write(tmp_path / "llm/Shadow/2026/11/24/10/a.jsonl", [asked("e1")])
+    assert open_requests(str(tmp_path)).by == ("variant AllTraffic", "variant Shadow")
+    assert open_requests(str(write(tmp_path / "r.jsonl", ['{"path": "/"}']))).by == ("", "")
+
+
 def test_two_answers_need_no_request_and_one_needs_it(tmp_path: Path) -> None:
     output = part(b"[]", "OUTPUT")
     write(tmp_path / "llm/AllTraffic/2026/11/24/10/a.jsonl", [line("e1", None, output), line("e2", None, output)])
     write(tmp_path / "llm/shadow/2026/11/24/10/a.jsonl", [line("e1", None, output)])
     requests, unreadable = found(tmp_path)
     assert [(request.id, request.body, bool(request.unsendable)) for request in requests] == [("e1", b"", True)]
-    assert requests[0].other == Recorded(0, "application/json", b"[]", "variant shadow")
+    assert requests[0].other == Recorded(0, "application/json", b"[]")
     assert [one.reason for one in unreadable] == [
         "only the output was captured (no endpointInput), so there is nothing to send"
     ]
