@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -320,19 +320,17 @@ async def _run(
 ) -> None:
     concurrency = arguments.concurrency or (_AT_RECORDED_PACE if arguments.recorded_pace else 1)
     with contextlib.ExitStack() as stack:
-        sides = Sides(
-            *(
-                open_target(name, key, arguments.timeout, arguments.patience, concurrency, stack)
-                if name is not None
-                else None
-                for name, key in (
-                    (arguments.to, arguments.key_to),
-                    (arguments.against, arguments.key_against),
-                    (arguments.noise, arguments.key_noise),
-                )
+        target, reference, noise_target = (
+            open_target(name, key, arguments.timeout, arguments.patience, concurrency, stack)
+            if name is not None
+            else None
+            for name, key in (
+                (arguments.to, arguments.key_to),
+                (arguments.against, arguments.key_against),
+                (arguments.noise, arguments.key_noise),
             )
         )
-        sides = replace(sides, recorded_by=arguments.recorded_by)
+        sides = Sides(target, reference, noise_target, arguments.recorded_by)
         plan = ReplayPlan(
             concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect)
         )
