@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
-from deploy.emulator.protocol import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
+from deploy.emulator.protocol import CUSTOM_ATTRIBUTES, EMULATED, INFERENCE_ID, ApiError, validation_error
 
 # -- data capture: an endpoint's requests and responses in JSON Lines files, as SageMaker writes them to S3 ------------
 # AWS does not document what it captures of streams and of failed requests. Here, a stream's endpointOutput contains its
@@ -87,11 +88,16 @@ class DataCapture:
 
 @dataclass(frozen=True)
 class CapturedRequest:
-    """A captured request."""
+    """A captured request.
+
+    Args:
+        container: the name of the container if it is shared (see `Endpoint.shared_container`).
+    """
 
     capture: DataCapture
     headers: Mapping[str, str]
     body: bytes
+    container: Mapping[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
@@ -107,7 +113,7 @@ class CapturedRequest:
             data["endpointInput"] = self._part("INPUT", self.headers.get("Content-Type", ""), self.body)
         if capture.outputs and output is not None:
             data["endpointOutput"] = self._part("OUTPUT", *output)
-        about: dict[str, Any] = {"eventId": self.id}
+        about: dict[str, Any] = {"eventId": self.id, **self.container}
         if INFERENCE_ID in self.headers:
             about["inferenceId"] = self.headers[INFERENCE_ID]
         if CUSTOM_ATTRIBUTES in self.headers:
@@ -138,15 +144,21 @@ class Captures:
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
-    def begin(capture: DataCapture | None, headers: Mapping[str, str], body: bytes) -> CapturedRequest | None:
+    def begin(
+        capture: DataCapture | None,
+        headers: Mapping[str, str],
+        body: bytes,
+        container: Mapping[str, str] = MappingProxyType({}),
+    ) -> CapturedRequest | None:
         """Return the event for a request, or None if the request is not captured.
 
         Args:
             headers: request headers that the container receives.
+            container: the name of the container if it is shared.
         """
         if capture is None or random.random() * _SAMPLED >= capture.percent:
             return None
-        return CapturedRequest(capture, headers, body)
+        return CapturedRequest(capture, headers, body, container)
 
     def end(self, event: CapturedRequest | None, variant: str, output: Output | None) -> None:
         """Record a captured event with the response of a variant, or with None if the request failed."""
@@ -287,6 +299,7 @@ class Endpoint:
         capture: data capture, or None if it is off.
         weights: maps the name of each production variant to its weight. The container serves all variants.
         asynchronous: whether the endpoint has an AsyncInferenceConfig, so that it accepts only asynchronous requests.
+        is_shared: whether the container also serves other endpoints. Responses and captured data then name it.
     """
 
     container: str
@@ -300,6 +313,7 @@ class Endpoint:
     capture: DataCapture | None = None
     weights: Mapping[str, float] = field(default_factory=lambda: {"AllTraffic": 1.0})
     asynchronous: bool = False
+    is_shared: bool = False
 
     @property
     def variant(self) -> str:
@@ -361,6 +375,16 @@ class Endpoint:
                 503, "ServiceUnavailable", f"No copy of Inference Component {component} passes its health check."
             )
         return target
+
+    def shared_container(self, component: EndpointComponent) -> dict[str, str]:
+        """Return the header that names a container which also serves other endpoints, or {}. An adapter is part of it.
+
+        `lmi replay` refuses to compare two endpoints that have the same container.
+        """
+        if not self.is_shared:
+            return {}
+        adapter = f"#{component.adapter}" if component.adapter else ""
+        return {EMULATED: f"{component.container or self.container}{adapter}"}
 
     def log_stream(self, region: str, component: str | None = None, variant: str | None = None) -> str:
         """Return the ARN of the log stream: the component's if it has its own container, otherwise the variant's."""

@@ -71,6 +71,11 @@ def model_error(original: int, message: str, log_stream: str) -> ApiError:
 # SageMaker drops all other headers. The emulator rejects the headers of endpoint kinds that it does not emulate:
 # multi-model endpoints, multi-container endpoints, and endpoints with an explainer.
 
+EMULATED = "x-lmi-emulated-container"
+"""Response header, and field of captured data, with the name of a container that serves several endpoints.
+
+AWS has no such header. `lmi replay` reads it.
+"""
 _AMZN = "X-Amzn-SageMaker-"
 CUSTOM_ATTRIBUTES = _AMZN + "Custom-Attributes"
 SESSION_ID = _AMZN + "Session-Id"

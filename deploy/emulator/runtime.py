@@ -54,6 +54,7 @@ class _Checked(NamedTuple):
         headers: headers to pass to the container.
         variant: name of the production variant.
         seconds: timeout for the container's response.
+        container: response header with the name of the container if it is shared.
     """
 
     relay: Relay
@@ -61,6 +62,7 @@ class _Checked(NamedTuple):
     headers: dict[str, str]
     variant: str
     seconds: float
+    container: dict[str, str]
 
 
 class RuntimeEmulator:
@@ -104,7 +106,9 @@ class RuntimeEmulator:
         try:
             async with checked.relay.post("/invocations", body, checked.headers, checked.seconds) as reply:
                 await raise_for_status(reply, checked.log_stream)
-                response = web.StreamResponse(headers=to_client(reply.headers, STREAM, checked.variant))
+                response = web.StreamResponse(
+                    headers={**to_client(reply.headers, STREAM, checked.variant), **checked.container}
+                )
                 response.headers["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
                 response.headers["Content-Type"] = CONTENT_TYPE
                 await response.prepare(request)
@@ -190,7 +194,7 @@ class RuntimeEmulator:
         finally:
             self._captures.end(event, checked.variant, output)
         headers = {**to_client(reply.headers, operation, checked.variant), **_some(reply.headers, "Content-Type")}
-        return web.Response(body=data, headers=headers)
+        return web.Response(body=data, headers={**headers, **checked.container})
 
     def _begin(self, checked: _Checked, body: bytes) -> CapturedRequest | None:
         """Return the capture event of a request, or None if it is not captured.
@@ -202,7 +206,7 @@ class RuntimeEmulator:
             reply, data = await checked.relay.whole(body, checked.headers, checked.seconds, checked.log_stream)
             return reply.headers.get("Content-Type", ""), data
 
-        event = self._captures.begin(self._endpoint.capture, checked.headers, body)
+        event = self._captures.begin(self._endpoint.capture, checked.headers, body, checked.container)
         self._captures.copy(event, ask)
         return event
 
@@ -222,6 +226,7 @@ class RuntimeEmulator:
             to_container(headers, operation, component.adapter),
             variant,
             endpoint.limits.stream if operation is STREAM else endpoint.limits.invoke,
+            endpoint.shared_container(component),
         )
 
     def _check_openai(self, request: web.Request) -> _Checked:
@@ -234,7 +239,8 @@ class RuntimeEmulator:
         if component.adapter is not None:
             headers["X-Amzn-SageMaker-Adapter-Identifier"] = component.adapter
         log_stream = endpoint.log_stream(region, name, variant)
-        return _Checked(self._relay.to(component.container), log_stream, headers, variant, endpoint.limits.invoke)
+        relay, seconds = self._relay.to(component.container), endpoint.limits.invoke
+        return _Checked(relay, log_stream, headers, variant, seconds, endpoint.shared_container(component))
 
     async def _body(self, request: web.Request) -> bytes:
         limits = self._endpoint.limits

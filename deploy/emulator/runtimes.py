@@ -363,7 +363,7 @@ class Runtimes:
         return url
 
     async def _start(self, name: str) -> tuple[Endpoint, str]:
-        endpoint = replace(self._plan, name=name, account=ACCOUNT)
+        endpoint = replace(self._plan, name=name, account=ACCOUNT, is_shared=True)
         started: asyncio.Future[str] = self._loop.create_future()
 
         async def serve() -> None:

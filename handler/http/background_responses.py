@@ -40,6 +40,7 @@ from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.task import RequestTask, ignored_header
+from handler.serving.request_log import Capture
 from handler.serving.stored_responses import BUSY_SECONDS
 
 log = logging.getLogger("handler.server")
@@ -57,24 +58,36 @@ async def create(model: ServedModel, task: RequestTask) -> Respond | None:
     """
     runs = model.background
     assert runs is not None, "it exists if responses are stored"
+    capture = task.replace_capture(None)  # the client gets other bytes than those of the task
     starting = asyncio.ensure_future(runs.start(task))
     ignored = encoded(ignored_header(task.ignored).items())
     try:
         run = await asyncio.shield(starting)
     except ServingError as error:
+        task.replace_capture(capture)
         task.refuse(error)
         return None
     except asyncio.CancelledError:
         starting.add_done_callback(lambda _: None if starting.exception() is None else task.close())
-        return _send_nothing
+        return functools.partial(_send_nothing, capture=capture)
     if run.detached.streams:
-        return functools.partial(_send_events, model, _EventReader(runs, run.owner, run.id, 0), extra=ignored)
+        reader = _EventReader(runs, run.owner, run.id, 0)
+        return functools.partial(_send_events, model, reader, extra=ignored, capture=capture)
     queued = HttpResponse(200, JSON.content_type, dumps({**run.detached.queued.head, "output": []}))
-    return functools.partial(send_answer, answer=queued, extra=ignored)
+    return functools.partial(_send_queued, queued=queued, extra=ignored, capture=capture)
 
 
-async def _send_nothing(scope: Scope, send: Send) -> None:
+async def _send_nothing(scope: Scope, send: Send, capture: Capture | None) -> None:
     """The server has stopped."""
+    if capture is not None:
+        capture.end(scope["headers_by_name"], None)
+
+
+async def _send_queued(scope: Scope, send: Send, queued: HttpResponse, extra: Headers, capture: Capture | None) -> None:
+    await send_answer(scope, send, queued, extra)
+    if capture is not None:
+        capture.add(queued.body)
+        capture.end(scope["headers_by_name"], (queued.status, queued.content_type))
 
 
 class _EventReader:
@@ -109,7 +122,13 @@ class _EventReader:
 
 
 async def _send_events(
-    model: ServedModel, reader: _EventReader, scope: Scope, send: Send, *, extra: Headers | None = None
+    model: ServedModel,
+    reader: _EventReader,
+    scope: Scope,
+    send: Send,
+    *,
+    extra: Headers | None = None,
+    capture: Capture | None = None,
 ) -> None:
     """Send the events of a response until it has ended or is deleted, or the client has disconnected.
 
@@ -120,10 +139,11 @@ async def _send_events(
     readers = set[Callable[[], object]]() if reader.run is None else reader.run.readers
     readers.add(exchange.wake)
     send = functools.partial(reader.send, send)
+    is_whole = False
     try:
         with model.adapters.calls, Share(model.admission.memory) as memory:
             await send_start(scope, send, 200, SSE.content_type, headers)
-            await _send_parts(model, send, reader, exchange, memory)
+            is_whole = await _send_parts(model, send, reader, exchange, memory, capture)
             await exchange.read()
     except ServingError as error:  # the store or the memory is overloaded; the client can resume and miss no events
         id = scope["request_id"]
@@ -133,11 +153,19 @@ async def _send_events(
         exchange.drop()
     finally:
         readers.discard(exchange.wake)
+        if capture is not None:
+            capture.end(scope["headers_by_name"], (200, SSE.content_type) if is_whole else None)
 
 
 async def _send_parts(
-    model: ServedModel, send: Send, reader: _EventReader, exchange: AnyExchange, memory: Share
-) -> None:
+    model: ServedModel,
+    send: Send,
+    reader: _EventReader,
+    exchange: AnyExchange,
+    memory: Share,
+    capture: Capture | None,
+) -> bool:
+    """Send the events, and return whether the last one was sent."""
     sent_at = time.monotonic()
     while not exchange.is_over:
         data, is_last = await reader.read()
@@ -149,15 +177,19 @@ async def _send_parts(
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             memory.set(exchange.num_unsent)
             sent_at, silent = time.monotonic(), 0.0
+        if capture is not None and data != COMMENT:
+            capture.add(data)
         if is_last:
-            return
+            return True
         if not data or data == COMMENT:
             if reader.run is None:
                 if model.availability.draining:
-                    return await send({"type": "http.response.body", "body": b""})
+                    await send({"type": "http.response.body", "body": b""})
+                    return False
                 await exchange.wait(_LOOK_SECONDS)
             else:
                 await exchange.wait(KEEP_ALIVE - silent)
+    return False
 
 
 class BackgroundHandlers:

@@ -149,7 +149,7 @@ def _conform(arguments: argparse.Namespace) -> int:
     finally:
         if results:
             write(path for path in arguments.output if path not in files)
-    print(report.total(results), file=sys.stderr, flush=True)
+    print(report.total(results), *report.origin_lines(plan), sep="\n", file=sys.stderr, flush=True)
     print(text, end="", flush=True)
     verdicts = {result.verdict for result in results}
     return 1 if unwritten or "failed" in verdicts else 2 if verdicts == {"not asked"} else 0

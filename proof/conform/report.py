@@ -27,6 +27,10 @@ def document(plan: ConformPlan, results: Sequence[Result], title: str) -> dict[s
         "url": plan.asking.url,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "profiles": list(plan.profiles),
+        "origins": [
+            {**origin._asdict(), "rules": len(_of_profile(origin.profile)), "asked": origin.profile in plan.profiles}
+            for origin in plan.origins
+        ],
         "counts": {verdict: sum(result.verdict == verdict for result in results) for verdict in VERDICTS},
         "results": [
             {
@@ -55,6 +59,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     for profile in report["profiles"]:
         verdicts = [result["result"] for result in results if result["profile"] == profile]
         lines.append(f"| {profile} | {' | '.join(str(verdicts.count(verdict)) for verdict in VERDICTS)} |")
+    lines += ["", *(f"* {_origin(origin)}" for origin in report["origins"])] if report["origins"] else []
     if failed := [result for result in results if result["result"] == "failed"]:
         lines += ["", "## Failed", *chain.from_iterable(map(_failure, failed))]
     lines += ["", "## Rules", "", "| rule | profile | requirement | result |", "|---|---|---|---|"]
@@ -62,6 +67,24 @@ def markdown(report: Mapping[str, Any]) -> str:
         reason = f": {_plain(result['why'])}" if result.get("why") else ""
         lines.append(f"| {result['rule']} | {result['profile']} | {result['sentence']} | {result['result']}{reason} |")
     return "\n".join(lines) + "\n"
+
+
+def _of_profile(profile: str) -> list[str]:
+    """Return the IDs of the rules of a profile."""
+    return [rule.id for rule in RULES.values() if profile in rule.profiles]
+
+
+def _origin(origin: Mapping[str, Any]) -> str:
+    """Return a sentence about a contract that the clients of the server may rely on."""
+    profile = origin["profile"]
+    state = "asked here" if origin["asked"] else f"not asked: add `--profile {profile}`"
+    return f"Clients of this server may rely on {profile} ({origin['because']}): {origin['rules']} rules, {state}."
+
+
+def origin_lines(plan: ConformPlan) -> list[str]:
+    """Return a line for a terminal for each contract of the server whose rules were not asked."""
+    origins = document(plan, [], "")["origins"]
+    return [_origin(origin) for origin in origins if not origin["asked"]]
 
 
 def _failure(result: Mapping[str, Any]) -> list[str]:

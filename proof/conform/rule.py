@@ -102,6 +102,12 @@ def expect_fields(response: Response, value: Any, *fields: str) -> None:
     expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", response)
 
 
+def expect_logprob(response: Response, value: Any) -> None:
+    """Raise `Failed` if `value` is not a log-probability, which is null or at most 0."""
+    is_possible = value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value <= 0)
+    expect(is_possible, f"a log-probability of at most 0, not {value!r}", response)
+
+
 def expect_response(response: Response) -> Response:
     """Return the response, or raise `Failed` if it is not a complete response with status 200."""
     expect(response.ok, "a complete response with status 200", response)

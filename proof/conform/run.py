@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from handler.core.errors import ConfigError
 from proof.conform import rules
+from proof.conform.origin import Origin, origins
 from proof.conform.rule import RULES, Failed, NotAsked, Rule
 from proof.conform.rules.hosting import watch_start
 from proof.conform.server import Asking, Lifetime, Server
@@ -34,6 +36,7 @@ class ConformPlan:
         only: the IDs of rules or groups to check. If it is empty, all rules of the profiles are checked.
         left_out: the IDs of rules or groups to skip.
         ready: the time limit for the server to become ready, in seconds.
+        origins: the contracts on which the clients of the server may rely. The run adds them.
     """
 
     asking: Asking
@@ -41,6 +44,7 @@ class ConformPlan:
     only: Sequence[str] = ()
     left_out: Sequence[str] = ()
     ready: float = 600.0
+    origins: list[Origin] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ async def _run(plan: ConformPlan, lifetime: Lifetime | None, tell: Callable[[Res
         if (response := await first.get("/")).failure and not response.status:
             raise ConfigError(f"lmi conform: no server responds at {plan.asking.url}: {response.got}")
         await first.check_key()
+        with contextlib.suppress(*_UNREADABLE, OSError, asyncio.TimeoutError, NotAsked, Failed):
+            plan.origins.extend(await origins(first))
         for rule, profile in rules_of(plan):
             result = await _ask(rule, servers[profile], plan)
             results.append(result)

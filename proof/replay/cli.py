@@ -12,8 +12,9 @@ from handler.core.numbers import decimal, is_digits
 
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its responses with another server's, or with the \
-recording. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text, shape \
-(fields and types), framing, status, lost. Volatile values, such as IDs, are detected by repeating requests.
+recording. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), unknown \
+(nothing could be compared), text, shape (fields and types), framing, status, lost. Volatile values, such as IDs, are \
+detected by repeating requests.
 
 TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which starts `lmi serve` with \
 these arguments and stops it at the end. Messages that came over WebSockets were recorded as requests, and are sent \
@@ -32,8 +33,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "requests",
         metavar="REQUESTS",
-        help="a file, a directory or s3://BUCKET/PREFIX/: SageMaker's data capture, OpenAI's batch files, HAR, or "
-        "lines of {path, headers, body}",
+        help="a file, a directory or s3://BUCKET/PREFIX/: SageMaker's data capture, OpenAI's batch files, HAR, "
+        "lines of {path, headers, body}, or bodies alone",
     )
     parser.add_argument("--to", type=_target, required=True, metavar="TARGET", help="the server under test")
     parser.add_argument(

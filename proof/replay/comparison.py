@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from handler.core.values import SAMPLED
-from proof import tensors
+from proof import routes, tensors
 from proof.replay.content import (
     ARGUMENTS,
     LOGPROBS,
@@ -43,7 +43,7 @@ from proof.replay.content import (
     without_indexes,
 )
 from proof.replay.exchange import Request, Response
-from proof.replay.structure import event_names, indexes, links, misplaced, num_items, spans, types
+from proof.replay.structure import Fresh, event_names, indexes, kind_of_fresh, links, misplaced, num_items, spans, types
 
 
 class Class(str, Enum):
@@ -51,6 +51,7 @@ class Class(str, Enum):
 
     EQUAL = "equal"
     TIE = "tie"
+    UNKNOWN = "unknown"
     TEXT = "text"
     SHAPE = "shape"
     FRAMING = "framing"
@@ -75,6 +76,7 @@ class Finding(NamedTuple):
         learnable: whether the difference may be volatile for all requests of a kind. Otherwise, each request is checked
             individually.
         timed: whether the value may change every second.
+        fresh: the kind of the values if a server may make them anew for each response, or None.
     """
 
     cls: Class
@@ -84,6 +86,7 @@ class Finding(NamedTuple):
     content: str = ""
     learnable: bool = True
     timed: bool = False
+    fresh: Fresh | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -106,7 +109,7 @@ class Traits(NamedTuple):
 
     Attributes:
         greedy: whether repeating a request returns the same response, because decoding is greedy or nothing is
-            generated.
+            sampled.
         schema: the requested JSON Schema for the text of the response, or None.
         json: whether JSON was requested, with or without a schema.
     """
@@ -123,6 +126,7 @@ def traits(request: Request, greedy: bool = False) -> Traits:
     Args:
         greedy: whether to treat the request as decoded greedily.
     """
+    source = routes.source_of(request.method, request.route)
     try:
         body, _ = tensors.read(request.body)
     except ValueError:
@@ -132,17 +136,18 @@ def traits(request: Request, greedy: bool = False) -> Traits:
     parameters = body.get("parameters")
     parameters = tensors.inputs(body) or (parameters if isinstance(parameters, dict) else {})
     schema, any_json = _schema(body, parameters)
-    streams = body.get("stream") is True or request.path.partition("?")[0].endswith("_stream")
-    return Traits(greedy or _is_greedy(body, parameters, request.path), streams, schema, any_json)
+    streams = body.get("stream") is True or request.route.endswith("_stream")
+    is_computed = source not in (None, routes.Source.SAMPLING)
+    return Traits(greedy or is_computed or _is_greedy(body, parameters, request.route), streams, schema, any_json)
 
 
-def _is_greedy(body: Mapping[str, Any], parameters: Mapping[str, Any], path: str) -> bool:
+def _is_greedy(body: Mapping[str, Any], parameters: Mapping[str, Any], route: str) -> bool:
     values = {**body, **parameters}
     if values.get("do_sample") is False or values.get("top_k") == 1 or values.get("temperature") == 0:
         return True
     if values.get("do_sample") is True:
         return False
-    if "messages" in body or "prompt" in body or path.partition("?")[0].endswith("/responses"):
+    if "messages" in body or "prompt" in body or route.endswith(("/responses", "/responses/compact")):
         return False  # OpenAI's and Anthropic's default temperature is 1
     return not any(values.get(name) is not None for name in _SAMPLING)
 
@@ -223,8 +228,6 @@ _UNSAMPLED = re.compile(
 _ANY = re.compile("")
 _REQUESTED = re.compile(r"^\$$|\.(choices|best_of_sequences|prefill|data|results)$")
 """JSON paths of lists whose length depends on the request, not on sampling."""
-VALUES = ("value", "error's value")
-"""Kinds of findings for values whose meaning is unknown."""
 _MAX_SEEN = 20_000  # maximum characters of a shape, which grows with each response
 _MAX_CHECKED = 64  # maximum texts of a response that are validated
 _MAX_TYPES = 256  # maximum types of documents
@@ -351,8 +354,10 @@ def _texts(reference: bytes, target: bytes, traits: Traits) -> Iterator[Finding]
     if kinds[0] != kinds[1]:
         names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, bodies, strict=True)]
         yield Finding(Class.SHAPE, "body", change=" -> ".join(names))
-    elif traits.greedy:
-        yield Finding(Class.TEXT, "body", content=_both(*(body.decode("utf-8", "replace") for body in bodies)))
+    else:
+        cls = Class.TEXT if traits.greedy else Class.UNKNOWN
+        content = _both(*(body.decode("utf-8", "replace") for body in bodies))
+        yield Finding(cls, "body", content=content, learnable=False)
 
 
 def _is_json(body: bytes) -> bool:
@@ -464,7 +469,9 @@ def _errors(reference: _Documents, target: _Documents) -> Iterator[Finding]:
             yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
     for path, *values in _in_both(reference.places, target.places):
         if values[0] != values[1] and not any(map(_is_prose, chain(*values))):
-            yield Finding(Class.STATUS, "error's value", without_indexes(path), content=_both(*values), timed=True)
+            where, content = without_indexes(path), _both(*values)
+            kind = kind_of_fresh(where, [*chain(*values)])
+            yield Finding(Class.STATUS, "error's value", where, content=content, timed=True, fresh=kind)
 
 
 def _is_prose(value: Any) -> bool:
@@ -554,7 +561,9 @@ def _values(reference: _Documents, target: _Documents, near: float) -> Iterator[
                 result.setdefault(finding.key, finding)
     for path in sorted(reference.places.keys() & target.places.keys()):
         if (difference := _change(reference, target, path, near, aligned=aligned)) is not None:
-            result.setdefault(difference.key, difference)
+            earlier = result.setdefault(difference.key, difference)
+            if earlier.fresh is not difference.fresh:  # one of several choices has no id or time here
+                result[difference.key] = earlier._replace(fresh=None)
     yield from result.values()
 
 
@@ -614,20 +623,49 @@ def _places(reference: _Documents, target: _Documents, *, strict: bool) -> Itera
         yield Finding(Class.TEXT, "links", _public(path))
 
 
-def changing_values(earlier: Response, later: Response, near: float) -> set[tuple[str, str, str]]:
-    """Return the keys of findings about values that differ between two successive responses of one side."""
+def changing_ids(earlier: Response, later: Response, near: float) -> set[tuple[str, str, str]]:
+    """Return the keys of findings about ids that differ between two successive responses of one side."""
     try:
         both = _Documents(earlier.body), _Documents(later.body)
     except NotJson:
         return set()
     changes = _values(*both, near) if later.status < 400 else _errors(*both)
-    return {finding.key for finding in changes if finding.kind in VALUES}
+    return {finding.key for finding in changes if finding.fresh is Fresh.ID}
+
+
+def echoed_ids(request: Request, reference: Response) -> set[str]:
+    """Return the JSON paths of ids and seeds that a response repeats from its request."""
+    try:
+        fields = scalars_by_path([tensors.read(request.body)[0]], by_index=False)
+        scalars = _Documents(reference.body).scalars
+    except (ValueError, AttributeError):
+        return set()
+    sent = {(name_of(path), repr(value)) for path, values in fields.items() for value in values}
+    return {
+        without_indexes(path)
+        for path, values in scalars.items()
+        if any((name_of(path), repr(value)) in sent for value in values)
+    }
+
+
+def is_compared(reference: Response, target: Response, traits: Traits, volatile: Iterable[str]) -> bool:
+    """Return whether a comparison of two responses compared a value, a text, or their structure without the values.
+
+    Args:
+        volatile: the JSON paths of the volatile values, which were not compared.
+    """
+    try:
+        paths = [{without_indexes(path) for path in _Documents(side.body).scalars} for side in (reference, target)]
+    except NotJson:
+        return True
+    return not traits.greedy or reference.status >= 400 or bool((paths[0] & paths[1]) - set(volatile))
 
 
 def _value_finding(path: str, name: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> Finding:
     where, content = without_indexes(path), _both(reference, target)
+    fresh = kind_of_fresh(where, [*reference, *target])
     if _are_near(where, reference, target, near):
-        return Finding(Class.TIE, "number", where, "nearly equal", content)
+        return Finding(Class.TIE, "number", where, "nearly equal", content, fresh=fresh)
     if _ALTERNATIVES.search(path) and not _numbers(reference):
         return Finding(Class.TIE, "alternatives", where, "", content)
     if name == "argmax_is_label" and _DECISION.search(where):  # the probabilities are compared on their own
@@ -639,7 +677,9 @@ def _value_finding(path: str, name: str, reference: Sequence[Any], target: Seque
         kind = "usage"
     elif _TOOLS.search(path):
         kind = "tool calls"
-    return Finding(Class.TEXT, kind, where, content=content, timed=True)
+    is_result = where.endswith("[]") or any(isinstance(value, float) for value in (*reference, *target))
+    learnable = fresh is not None or not is_result
+    return Finding(Class.TEXT, kind, where, "", content, learnable, timed=True, fresh=fresh)
 
 
 def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:

@@ -43,7 +43,7 @@ class Documents(NamedTuple):
 
 
 def read_documents(body: bytes) -> Documents:
-    """Read the JSON documents of a body.
+    """Read the JSON documents of a body, without keep-alive events.
 
     Raises:
         NotJson: the body contains no JSON object or list.
@@ -71,7 +71,7 @@ def _by_lines(body: bytes) -> Documents:
         values.append(_bounded(orjson.loads(document), document))
         glue.append(b"".join([*text, line[: begin.start()]]).decode())
         text = [line[begin.start() + len(document) :]]
-    return Documents(values, [*glue, b"".join(text).decode()])
+    return _without_pings(Documents(values, [*glue, b"".join(text).decode()]))
 
 
 def _bounded(value: Any, text: str | bytes) -> Any:
@@ -92,7 +92,20 @@ def _embedded(body: bytes) -> Documents:
             values.append(_bounded(value, text[begin.start() : at]))
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
-    return Documents(values, [*glue, text[at:]])
+    return _without_pings(Documents(values, [*glue, text[at:]]))
+
+
+def _without_pings(documents: Documents) -> Documents:
+    """Drop Anthropic's keep-alive events, of which a stream may contain any number anywhere."""
+    values, glue = documents
+    pings = [at for at, value in enumerate(values) if isinstance(value, dict) and value.get("type") == "ping"]
+    if len(values) - len(pings) < 1 or not pings:
+        return documents
+    left = {*pings}
+    texts = [text for at, text in enumerate(glue) if at not in left]
+    if 0 in left:
+        texts[0] = texts[0].lstrip("\r\n")  # the end of the ping before
+    return Documents([value for at, value in enumerate(values) if at not in left], texts)
 
 
 # -- content, by JSON path ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,10 @@ class Recorded(NamedTuple):
     status: int
     content_type: str
     body: bytes
+
+
+ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+"""The header with SageMaker's custom attributes, of which `route=` names a route of the container."""
 
 
 class Request(NamedTuple):
@@ -41,6 +46,12 @@ class Request(NamedTuple):
     other: Recorded | None = None
     unsendable: str = ""
 
+    @property
+    def route(self) -> str:
+        """The route of the request, without a query string."""
+        attribute = re.search(r"(?:^|[\s,;])route=(/[^\s,;?]*)", self.headers.get(ATTRIBUTES, ""))
+        return attribute[1] if attribute else self.path.partition("?")[0]
+
 
 class Unreadable(NamedTuple):
     """An item in a recording that cannot be read as a request, with the reason.
@@ -55,6 +66,9 @@ class Unreadable(NamedTuple):
 
 # -- a response of a target, live or recorded --------------------------------------------------------------------------
 
+
+EMULATED = "x-lmi-emulated-container"
+"""The response header that names the container of an emulated account, and its name in an emulated data capture."""
 
 BUSY = (429, 503)
 """HTTP statuses of a busy server, which may accept the request later."""
@@ -90,6 +104,8 @@ class Response(NamedTuple):
         lost: the reason why the response is missing or incomplete, or "".
         times: the times, or None if the response was recorded or is incomplete.
         throttled: the number of retries while the target was busy.
+        by: what sent the response, as far as its headers say, such as `variant AllTraffic`, or "".
+        container: the container of an emulated account, which serves all endpoints of the account, or "".
     """
 
     status: int
@@ -98,6 +114,8 @@ class Response(NamedTuple):
     lost: str = ""
     times: Times | None = None
     throttled: int = 0
+    by: str = ""
+    container: str = ""
 
 
 def lost(reason: str) -> Response:

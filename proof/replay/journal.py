@@ -24,6 +24,7 @@ SIDES = ("reference", "target")
 TIMES = ("first", "gap", "total")
 _MAX_NAMES = 500
 _MAX_UNREADABLE = 20
+_MAX_ANSWERED = 10
 _MAX_EXAMPLE = 64 * 1024  # maximum size of a request and its two responses in an example, in bytes
 
 
@@ -87,6 +88,7 @@ class Summary:
 
     Attributes:
         volatile: the classes of the volatile differences, by path and name.
+        answered: what answered on each side, as far as it is known.
     """
 
     def __init__(self) -> None:
@@ -98,6 +100,7 @@ class Summary:
         self.unreadable: list[Unreadable] = []
         self.examples: dict[Class, dict[str, Any]] = {}
         self.volatile: dict[str, str] = {}
+        self.answered: dict[str, list[str]] = {side: [] for side in SIDES}
 
     @property
     def num_compared(self) -> int:
@@ -213,6 +216,14 @@ class Journal:
             self.summary.volatile |= new
             self._write({"volatile": new})
 
+    def keep_answered(self, *by: str) -> None:
+        """Store what answered on the sides, if it is not in the journal yet."""
+        for side, name in zip(SIDES, by, strict=True):
+            known = self.summary.answered[side]
+            if name and name not in known and len(known) < _MAX_ANSWERED:
+                known.append(name)
+                self._write({"answered": {side: name}})
+
     def finish(self) -> None:
         self._write({"complete": True})
         self.close()
@@ -288,6 +299,9 @@ class Journal:
                 raise self._taken("a complete run")
             case {"volatile": dict(learnt)}:
                 self.summary.volatile |= learnt
+            case {"answered": dict(answered)}:
+                for side, name in answered.items():
+                    self.summary.answered[side].append(name)
             case [int(number), str(place), str(reason)]:
                 self.summary.skip(Unreadable(place, reason))
                 self._mark(number)

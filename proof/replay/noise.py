@@ -1,8 +1,8 @@
 """Volatile values, such as IDs and times, which differ between two responses of one server to the same request.
 
 A request is sent again only after a difference was detected. If the two responses of that server differ at the same
-JSON path, the difference is volatile: for all requests of that kind or, if it is a text or a status, only for this
-request.
+JSON path, the difference is volatile for all requests of that kind. If it is a text, a status, a fraction or an item of
+a list, it is volatile only for this request.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from proof.replay.comparison import VALUES, Class, Finding, Seen, Traits, changing_values, findings
+from proof.replay.comparison import Class, Finding, Seen, Traits, changing_ids, echoed_ids, findings, is_compared
 from proof.replay.exchange import Request, Response
+from proof.replay.structure import Fresh
+from proof.routes import Source, source_of
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
 _LATER = 1.1  # seconds to wait, so that times in whole seconds differ
 _MAX_RECHECKS = 3  # how often a difference in one kind of request is checked after that wait
 _MAX_KINDS = 1000
+_UNCHECKED = (Class.LOST, Class.UNKNOWN)  # a second response would say nothing about them
 
 Ask = Callable[[Request], Awaitable[Response]]
 Key = tuple[str, str, str]
@@ -26,7 +29,7 @@ Key = tuple[str, str, str]
 class RequestKind:
     """Observations about one kind of request.
 
-    Requests are of the same kind if they have the same method, path, decoding, streaming, status and content type.
+    Requests are of the same kind if they have the same method, route, decoding, streaming, status and content type.
     """
 
     def __init__(self) -> None:
@@ -35,6 +38,11 @@ class RequestKind:
         self.rechecks: Counter[Key] = Counter()
         self.seen = Seen()
         self.last: Response | None = None
+
+
+def changes_state(request: Request) -> bool:
+    """Return whether a request changes the state of the server, so that it must not be sent again."""
+    return request.method != "GET" and source_of(request.method, request.route) is Source.STATE
 
 
 class Noise:
@@ -54,9 +62,8 @@ class Noise:
         self.repeats = 0
 
     def kind(self, request: Request, traits: Traits, reference: Response) -> RequestKind:
-        path = request.path.partition("?")[0]
         media = reference.content_type.partition(";")[0]
-        key = (f"{request.method} {path}", traits.greedy, traits.streams, reference.status, media)
+        key = (f"{request.method} {request.route}", traits.greedy, traits.streams, reference.status, media)
         if key not in self._kinds:
             if len(self._kinds) >= _MAX_KINDS:  # paths with ids
                 self._kinds.clear()
@@ -79,12 +86,27 @@ class Noise:
             other: the earlier response of the side that `again` sends to.
         """
         kind = self.kind(request, traits, reference)
-        changes = self._compare(kind, traits, reference, target)
-        if not changes:
-            return []
-        if again is None:
-            return self._without_asking(kind, reference, changes)
-        suspects = [item for item in changes if item.cls is not Class.LOST and kind.confirmed[item.key] < _CONFIRMED]
+        changes = findings(reference, target, traits, kind.seen, self._near)
+        if again is None or changes_state(request):
+            real = self._without_asking(kind, request, reference, changes)
+        else:
+            real = await self._after_asking(kind, request, traits, changes, again, other)
+        if changes and not real and not is_compared(reference, target, traits, (item.where for item in changes)):
+            return [Finding(Class.UNKNOWN, "nothing was compared", learnable=False)]
+        return real
+
+    async def _after_asking(
+        self,
+        kind: RequestKind,
+        request: Request,
+        traits: Traits,
+        differences: Sequence[Finding],
+        again: Ask,
+        other: Response,
+    ) -> list[Finding]:
+        """Return the differences that are not volatile, as far as known after sending the request again."""
+        changes = [item for item in differences if item.key not in kind.volatile]
+        suspects = [item for item in changes if item.cls not in _UNCHECKED and kind.confirmed[item.key] < _CONFIRMED]
         unsteady: list[Finding] = []
         for late in (False, True):
             if late:
@@ -103,11 +125,6 @@ class Noise:
         kind.confirmed.update(item.key for item in real)
         return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
 
-    def _compare(self, kind: RequestKind, traits: Traits, reference: Response, target: Response) -> list[Finding]:
-        return [
-            item for item in findings(reference, target, traits, kind.seen, self._near) if item.key not in kind.volatile
-        ]
-
     async def _noise(
         self, kind: RequestKind, request: Request, traits: Traits, other: Response, again: Ask
     ) -> set[Key]:
@@ -116,22 +133,36 @@ class Noise:
         return set() if repeated.lost else _keys(findings(other, repeated, traits, kind.seen, self._near))
 
     def _learn(self, kind: RequestKind, request: Request, changes: Iterable[Finding]) -> None:
+        changes = list(changes)
+        kind.volatile.update(item.key for item in changes)
+        self._name(request, changes)
+
+    def _name(self, request: Request, changes: Iterable[Finding]) -> None:
+        """Record volatile differences for the report."""
         for item in changes:
-            kind.volatile.add(item.key)
             if len(self.learnt) < _MAX_KINDS:
-                self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
+                self.learnt[f"{request.route}: {item.name}"] = item.cls.value
 
-    def _without_asking(self, kind: RequestKind, reference: Response, changes: Sequence[Finding]) -> list[Finding]:
-        """Return the differences that count when requests cannot be sent again to find out which values are volatile.
+    def _without_asking(
+        self, kind: RequestKind, request: Request, reference: Response, changes: Sequence[Finding]
+    ) -> list[Finding]:
+        """Return the differences that count when the request cannot be sent again to find out what is volatile.
 
-        Values are then treated as volatile if they differ between successive responses of the reference. For the first
-        request of a kind, every value that differs between the sides is treated as volatile.
+        Times are then volatile, and so are ids that differ between successive responses of the reference. For the
+        first request of a kind, every id is volatile, except an id that the request sent. Other values are compared.
         """
         last, kind.last = kind.last, reference
-        suspects = {item.key for item in changes if item.kind in VALUES}
+        suspects = {item.key for item in changes if item.fresh is Fresh.ID}
+        if source_of(request.method, request.route) is Source.REQUEST and request.method == "GET":
+            suspects = set()  # the id of a model is its name
         if suspects and last is not None:
-            suspects &= changing_values(last, reference, self._near)
-        return [item for item in changes if item.key not in suspects]
+            suspects &= changing_ids(last, reference, self._near)
+        sent = echoed_ids(request, reference) if suspects else set()
+        volatile = [
+            item for item in changes if item.fresh is Fresh.TIME or (item.key in suspects and item.where not in sent)
+        ]
+        self._name(request, volatile)
+        return [item for item in changes if item not in volatile]
 
 
 def _keys(changes: Iterable[Finding]) -> set[Key]:

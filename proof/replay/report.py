@@ -42,6 +42,10 @@ def document(run: Mapping[str, Any], summary: Summary, noise: Noise, allowed: Ma
             "count": summary.num_unreadable,
             "first": [{"place": item.location, "reason": item.reason} for item in summary.unreadable],
         },
+        "answered": {
+            side: [f"{run[name]}{f' ({by})' if by else ''}" for by in summary.answered[side] or [""]]
+            for side, name in (("reference", "against"), ("target", "to"))
+        },
         "throttled": dict(summary.throttled),
         "volatile": dict(summary.volatile),
         "asked_again": noise.repeats,
@@ -112,6 +116,8 @@ def times(report: Mapping[str, Any]) -> Table:
 
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield the notes in the report, each with its details, if any."""
+    for side, names in report["answered"].items():
+        yield f"the {side} that answered: {'; '.join(names)}", []
     if count := report["unreadable"]["count"]:
         yield f"skipped: {count:,}", [f"{item['place']}: {item['reason']}" for item in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():

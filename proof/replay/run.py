@@ -31,6 +31,11 @@ from proof.replay.targets import RECORDED, Paced, open_target
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # maximum requests, and bytes of their bodies, that are read ahead
 _NO_SHADOW = "has no response of the shadow variant, which receives only a share of the requests"
 _BEGINNING = 100  # requests that are checked before the run
+SHARED_CONTAINER = (
+    "lmi replay: a single container of `lmi deploy local --aws` sent the responses of both sides, so they prove "
+    "nothing. It serves all endpoints and variants of the emulated account, without their options. Compare servers "
+    "that run the options instead: --to 'serve:ARGUMENTS', or the URL of `lmi deploy local SPECIFICATION`"
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,13 @@ class Sides:
         target: the new side.
         reference: the old side.
         noise: a server identical to the reference, which receives the repeated requests instead of the reference.
+        recorded_by: what sent the recorded responses of the reference and of the target.
     """
 
     target: Paced | None
     reference: Paced | None = None
     noise: Paced | None = None
+    recorded_by: tuple[str, str] = ("", "")
 
     @property
     def are_queried(self) -> bool:
@@ -116,6 +123,9 @@ class Replay:
             self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
         both = await self._responses(number, request)
+        if both[0].container and both[0].container == both[1].container:
+            raise ConfigError(SHARED_CONTAINER)
+        self._journal.keep_answered(*(printable(side.by) for side in both))
         real = await self._noise.real(request, traits(request, self._plan.greedy), *both, *self._again(*both))
         self._journal.keep_volatile(self._noise.learnt)
         changes = [item._replace(cls=Class.EQUAL) if item.name in self._plan.expected else item for item in real]
@@ -145,8 +155,9 @@ class Replay:
         other, in alternating order.
         """
 
-        reference = partial(_ask, self._sides.reference, request, request.response)
-        target = partial(_ask, self._sides.target, request, request.other)
+        by = self._sides.recorded_by
+        reference = partial(_ask, self._sides.reference, request, request.response, by[0])
+        target = partial(_ask, self._sides.target, request, request.other, by[1])
         if self._plan.speed is not None:
             both = await asyncio.gather(reference(), target())
             return both[0], both[1]
@@ -166,11 +177,11 @@ class Replay:
         return None, reference
 
 
-async def _ask(side: Paced | None, request: Request, response: Recorded | None) -> Response:
+async def _ask(side: Paced | None, request: Request, response: Recorded | None, by: str) -> Response:
     if side is not None:
         return await side.ask(request)
     assert response is not None  # otherwise the request was skipped
-    return recorded(response)
+    return recorded(response)._replace(by=by)
 
 
 class _Feed:
@@ -223,8 +234,10 @@ class _Pace:
         await asyncio.sleep(max(0.0, began + (at - recorded_at) / self._speed - now))
 
 
-def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], Iterator[Request | Unreadable]]:
-    """Return the first readable requests, and an iterator over the whole recording."""
+def beginning(
+    requests: Iterator[Request | Unreadable],
+) -> tuple[list[Request | Unreadable], Iterator[Request | Unreadable]]:
+    """Return the first items of a recording, and an iterator over the whole recording."""
     read: list[Request | Unreadable] = []
     size = 0
     for item in itertools.islice(requests, _BEGINNING):
@@ -232,7 +245,7 @@ def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], 
         size += len(item.body) if isinstance(item, Request) else 0
         if size >= _AHEAD_BYTES:
             break
-    return [item for item in read if isinstance(item, Request)], itertools.chain(read, requests)
+    return read, itertools.chain(read, requests)
 
 
 # -- run `lmi replay`, and write its reports ---------------------------------------------------------------------------
@@ -244,8 +257,10 @@ _INTERRUPTED = 130
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `lmi replay`, and return its exit status."""
-    read, requests = beginning(open_requests(arguments.requests))
+    recording = open_requests(arguments.requests)
+    read, requests = beginning(recording)
     _check(arguments, read)
+    arguments.recorded_by = recording.by
     description = _description(arguments)
     with contextlib.closing(Journal(arguments.output, description, restart=arguments.restart)) as journal:
         return _replay(arguments, description, requests, journal)
@@ -273,10 +288,13 @@ def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests
     return status
 
 
-def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
+def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable]) -> None:
     """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
+    read = [item for item in items if isinstance(item, Request)]
     if not read:
-        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read")
+        first = next((item for item in items if isinstance(item, Unreadable)), None)
+        reason = "" if first is None else printable(f": {first.location}: {first.reason}")
+        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read{reason}")
     if arguments.to == RECORDED and all(request.other is None for request in read):
         raise ConfigError("lmi replay: --to recorded: the recording has no responses of a shadow variant")
     if arguments.recorded_pace and all(request.at is None for request in read):
@@ -302,18 +320,17 @@ async def _run(
 ) -> None:
     concurrency = arguments.concurrency or (_AT_RECORDED_PACE if arguments.recorded_pace else 1)
     with contextlib.ExitStack() as stack:
-        sides = Sides(
-            *(
-                open_target(name, key, arguments.timeout, arguments.patience, concurrency, stack)
-                if name is not None
-                else None
-                for name, key in (
-                    (arguments.to, arguments.key_to),
-                    (arguments.against, arguments.key_against),
-                    (arguments.noise, arguments.key_noise),
-                )
+        target, reference, noise_target = (
+            open_target(name, key, arguments.timeout, arguments.patience, concurrency, stack)
+            if name is not None
+            else None
+            for name, key in (
+                (arguments.to, arguments.key_to),
+                (arguments.against, arguments.key_against),
+                (arguments.noise, arguments.key_noise),
             )
         )
+        sides = Sides(target, reference, noise_target, arguments.recorded_by)
         plan = ReplayPlan(
             concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect)
         )

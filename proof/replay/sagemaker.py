@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from botocore.config import Config
 
 from deploy.client.errors import FROM_AWS, ModelBusy, NotStarted, RequestFailed, Unreachable, failure
 from deploy.client.runtime import IMPATIENT, Runtime, Timeouts
 from handler.core.errors import ConfigError
 from proof.bench.client import BodyReader
 from proof.replay.comparison import traits
-from proof.replay.exchange import Request, Response, lost, times_of
+from proof.replay.exchange import ATTRIBUTES, EMULATED, Request, Response, lost, times_of
 from proof.replay.targets import Attempt
 
-_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _ARGUMENTS = {
     "content-type": "ContentType",
     "accept": "Accept",
-    _ATTRIBUTES: "CustomAttributes",
+    ATTRIBUTES: "CustomAttributes",
     "x-amzn-sagemaker-target-model": "TargetModel",
     "x-amzn-sagemaker-target-variant": "TargetVariant",
     "x-amzn-sagemaker-session-id": "SessionId",
 }
 """Maps headers that SageMaker forwards to the names of the corresponding boto3 arguments."""
+
+
+_SHORTLY = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1})
 
 
 class SageMakerTarget:
@@ -50,9 +55,23 @@ class SageMakerTarget:
         except RequestFailed as error:
             raise ConfigError(f"lmi replay: sagemaker:{name}: {error} {error.advice}".rstrip()) from None
         self._timeout = timeout
+        self._configuration = ""
         self._threads = ThreadPoolExecutor(concurrency, "sagemaker")
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        """Find out which configuration the endpoint has, if the caller may describe it."""
+        self._configuration = await asyncio.get_running_loop().run_in_executor(self._threads, self._describe)
+
+    def _describe(self) -> str:
+        """Return the name of the endpoint's configuration, or "" if it is not known."""
+        own = os.environ.get
+        if own("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME") and not own("AWS_ENDPOINT_URL"):
+            return ""  # the requests go elsewhere than to the account
+        client = self._runtime.session.client("sagemaker", region_name=self._runtime.region, config=_SHORTLY)
+        with contextlib.suppress(*FROM_AWS):
+            described = client.describe_endpoint(EndpointName=self._runtime.endpoint_name)
+            return f"configuration {described['EndpointConfigName']}"
+        return ""
 
     async def send(self, request: Request) -> Attempt:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._send, request)
@@ -72,7 +91,11 @@ class SageMakerTarget:
         except _TooLong as error:
             return Attempt(lost(str(error)))
         times = times_of(start, arrivals, time.monotonic())
-        return Attempt(Response(200, response.get("ContentType", ""), b"".join(pieces), "", times))
+        body, content_type = b"".join(pieces), response.get("ContentType", "")
+        variant = response.get("InvokedProductionVariant")
+        by = ", ".join(filter(None, [self._configuration, f"variant {variant}" if variant else ""]))
+        container = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(EMULATED, "")
+        return Attempt(Response(200, content_type, body, "", times, by=by, container=container))
 
 
 class _TooLong(Exception): ...
@@ -82,9 +105,9 @@ def _arguments(request: Request) -> dict[str, Any]:
     """Return boto3's arguments. A path other than /invocations is sent as the attribute `route`, as in AWS's images."""
     arguments: dict[str, Any] = {"Body": request.body}
     headers = {name.lower(): value for name, value in request.headers.items()}
-    if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(_ATTRIBUTES, ""):
-        parts = [part for part in (headers.get(_ATTRIBUTES), f"route={request.path}") if part]
-        headers[_ATTRIBUTES] = ";".join(parts)
+    if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(ATTRIBUTES, ""):
+        parts = [part for part in (headers.get(ATTRIBUTES), f"route={request.path}") if part]
+        headers[ATTRIBUTES] = ";".join(parts)
     for name, argument in _ARGUMENTS.items():
         if name in headers:
             arguments[argument] = headers[name]

@@ -1,4 +1,4 @@
-"""The structure of the documents in a response: types, event names, indexes, equal IDs, and order.
+"""The structure of the documents in a response: types, event names, indexes, equal IDs, order, and new values.
 
 Every function runs in linear time, because a response may be malicious.
 """
@@ -8,21 +8,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
-from proof.replay.content import name_of, public_name, scalars_by_path, type_of, without_indexes
+from proof.replay.content import is_number, name_of, public_name, scalars_by_path, type_of, without_indexes
 
 _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
 _ID = re.compile(r"(\w*_)?id")
 _EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
 _CHOICE = re.compile(r"\[[0-9]+\]")
-_PING = "$(ping)"
-"""The root path of Anthropic's keep-alive events, which may arrive at any time."""
 
 
 def types(documents: Iterable[Any]) -> set[str]:
     """Return the types of the documents."""
-    return {type_of(document) for document in documents} - {_PING}
+    return {type_of(document) for document in documents}
 
 
 def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list[str]]:
@@ -84,6 +83,57 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
     return result
 
 
+class Fresh(Enum):
+    """Kinds of values that a server makes anew for each response."""
+
+    ID = "id"
+    TIME = "time"
+
+
+_NEW_ID = re.compile(r"(\w*_)?ids?|\w+I[dD]|encrypted_content|signature|obfuscation")
+_OWN_ID = re.compile(r"(model|adapter|custom|token|label|class|index|lora)_?ids?", re.IGNORECASE)
+"""Matches the names of ids that depend on the request or the model."""
+_NEW_TIME = re.compile(
+    r"(\w+_)?(created|updated|modified|expires|timestamp|datetime|time)(_at|_on|_ms|_us|_ns)?"
+    r"|\w+_(at|on|ms|us|ns|duration|per_second)|ns|\w+(At|Time|Timestamp)"
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*")
+_AT_TOP = re.compile(r"\$(\([^)]*\))?\.[^.]*")
+_EPOCH = range(1_000_000_000, 4_100_000_000)  # seconds, from 2001 to 2099
+_AT_ONCE = 3600  # seconds between two responses that were recorded together
+
+
+def kind_of_fresh(path: str, values: Sequence[Any]) -> Fresh | None:
+    """Return the kind of the values at a JSON path if each may be an id or a time, or None.
+
+    Fractions, numbers in lists, tokens and labels are neither.
+
+    Args:
+        path: the path without indexes.
+        values: the values of both responses. Nulls are ignored.
+    """
+    present = [value for value in values if value is not None]
+    name = name_of(path)
+    if not present or (path.endswith("[]") and not all(isinstance(value, str) for value in present)):
+        return None
+    if all(isinstance(value, str) for value in present):
+        if all(map(_ISO_TIME.fullmatch, present)) or _NEW_TIME.fullmatch(name):
+            return Fresh.TIME
+        is_id = _NEW_ID.fullmatch(name) and not _OWN_ID.fullmatch(name)
+        return Fresh.ID if is_id or all(map(_UUID.fullmatch, present)) else None
+    if not all(is_number(value) for value in present):
+        return None
+    if _NEW_TIME.fullmatch(name) or (set(map(type, present)) == {int} and _are_together(present)):
+        return Fresh.TIME
+    return Fresh.ID if name == "seed" or (name == "id" and _AT_TOP.fullmatch(path)) else None
+
+
+def _are_together(numbers: Sequence[int]) -> bool:
+    """Return whether the numbers are times of responses that were recorded together."""
+    return all(number in _EPOCH for number in numbers) and max(numbers) - min(numbers) <= _AT_ONCE
+
+
 def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
     """Return the indexes of the first and the last document that contain each JSON path."""
     result: dict[str, tuple[int, int]] = {}
@@ -100,9 +150,8 @@ def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tup
     """
     groups: dict[str, list[str]] = {}
     for path in sorted(reference.keys() & target.keys()):
-        if not path.startswith(_PING):
-            choice = _CHOICE.search(path) if path.startswith("$.") else None
-            groups.setdefault(choice.group() if choice else "", []).append(path)
+        choice = _CHOICE.search(path) if path.startswith("$.") else None
+        groups.setdefault(choice.group() if choice else "", []).append(path)
     for places in groups.values():
         for end in (0, 1):
             pair = [_ranks([spans[path][end] for path in places]) for spans in (reference, target)]

@@ -204,7 +204,8 @@ def _attempt(reader: ResponseReader, error: str, start: float) -> Attempt:
     if error:
         return Attempt(lost(error))
     times = times_of(start, reader.pieces, time.monotonic())
-    response = Response(reader.status, reader.headers.get("content-type", ""), bytes(reader.body), times=times)
+    by = f"server {name[:80]}" if (name := reader.headers.get("server", "")) else ""
+    response = Response(reader.status, reader.headers.get("content-type", ""), bytes(reader.body), times=times, by=by)
     return Attempt(response, response.status in BUSY, reader.retry_after)
 
 

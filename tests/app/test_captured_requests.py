@@ -73,6 +73,27 @@ def test_a_stream_that_fails_is_captured_with_its_end(tmp_path: Path) -> None:
     assert found == sent
 
 
+def test_a_background_response_is_captured_as_its_client_got_it(tmp_path: Path) -> None:
+    """As JSON that is queued, or as the stored events, of which a refusal and a client that leaves have none."""
+    options = ("option.responses_store=memory", "option.background_max=1", f"option.capture_requests={tmp_path}",
+               "option.echo_tokens_per_second=20")  # fmt: skip
+    asked = {"input": "one two", "max_output_tokens": 3, "background": True, "temperature": 0, "model": "model"}
+    sent = []
+    with serve("--engine", "echo", *(word for option in options for word in ("-o", option))) as server:
+        for body in ({**asked, "stream": True}, {**asked, "max_output_tokens": 400}, asked):
+            answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=60)
+            sent.append((answer.status_code, answer.headers["content-type"], answer.content))
+        id = json.loads(sent[1][2])["id"]
+        assert httpx.post(f"{server.url}/v1/responses/{id}/cancel", timeout=60).json()["status"] == "cancelled"
+        long = {**asked, "stream": True, "max_output_tokens": 400}
+        with httpx.stream("POST", f"{server.url}/v1/responses", json=long, timeout=60) as left:
+            next(left.iter_bytes())
+    found = [one.response for one in open_requests(str(tmp_path)) if isinstance(one, Request)]
+    assert [(one.status, one.content_type, one.body) for one in found if one is not None] == sent
+    assert [status for status, _, _ in sent] == [200, 200, 429]
+    assert [one is None for one in found] == [False] * 3 + [True]
+
+
 def test_a_client_that_leaves_has_no_answer(tmp_path: Path) -> None:
     options = ("-o", f"option.capture_requests={tmp_path}", "-o", "option.echo_tokens_per_second=5")
     body = {"inputs": "one two three", "parameters": {"max_new_tokens": 500}, "stream": True}

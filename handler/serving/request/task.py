@@ -289,6 +289,11 @@ class RequestTask(Life):
         if self._capture is not None and intake.decoded is not None and intake.decoded.session_call:
             self._capture = None
 
+    def replace_capture(self, capture: Capture | None) -> Capture | None:
+        """Set the capture of the request, and return the one before. A host that sends other bytes takes it away."""
+        before, self._capture = self._capture, capture
+        return before
+
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run work for the request until it first waits, and continue it in the background until the request ends.
 
@@ -540,7 +545,8 @@ class RequestTask(Life):
         if self.phase is CLOSED:
             return
         if self._capture is not None:
-            self._capture.end(self._head.headers, (self.status, self.content_type) if self.finished else None)
+            is_sent = self.finished and not self.unsent
+            self._capture.end(self._head.headers, (self.status, self.content_type) if is_sent else None)
         if not self.finished:
             self._end("cancelled")
         self.unsent = []

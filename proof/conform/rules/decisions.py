@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -171,6 +171,34 @@ async def _sums(api: DecisionApi, server: Server) -> None:
         expect(is_whole, f"{number} probabilities whose sum is 1", response)
 
 
+async def _mass(api: DecisionApi, server: Server) -> None:
+    response, _ = await _decide(api, server)
+    for mass in _members(response.value, "label_mass"):
+        expect(isinstance(mass, int | float) and 0 <= mass <= 1, "a label_mass between 0 and 1", response)
+
+
+def _members(value: Any, name: str) -> Iterator[Any]:
+    """Yield the values of all members with this name."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _members(part, name)
+    if isinstance(value, dict) and name in value:
+        yield value[name]
+
+
+async def _model(api: DecisionApi, server: Server) -> None:
+    response, _ = await _decide(api, server)
+    name = await server.model()
+    expect(response.object.get("model") == name, f"the model {name}", response)
+
+
+async def _ids(api: DecisionApi, server: Server) -> None:
+    first, _ = await _decide(api, server)
+    second, _ = await _decide(api, server)
+    for name in ("id", "x-request-id"):
+        ids = [{**response.headers, **response.object}.get(name) for response in (first, second)]
+        expect(ids[0] is None or ids[0] != ids[1], f"another {name} than that of the response before", second)
+
+
 async def _best(api: DecisionApi, server: Server) -> None:
     response, results = await _decide(api, server)
     (_, choice), (_, score) = results[1:]
@@ -223,6 +251,9 @@ _SHARED: Mapping[str, tuple[str, Callable[[DecisionApi, Server], Awaitable[None]
     "result": ("A response has model and usage, and results with the fields of their types.", _result, ""),
     "order": ("Results have the order of their questions.", _order, ""),
     "probabilities": ("Probabilities are between 0 and 1, and their sum is 1.", _sums, ""),
+    "mass": ("A label_mass is between 0 and 1.", _mass, ""),
+    "names-model": ("A response names the model of its request.", _model, ""),
+    "ids": ("A response that has an id has an id of its own.", _ids, ""),
     "best": ("The choice is the most likely option, and the score is the expected level.", _best, ""),
     "confidence": ("A confidence is between 0 and 1.", _range, ""),
     "image": ("An image is read or refused, but not with 501, which SDKs send again.", _sees, "llama.cpp sends 501."),
@@ -330,8 +361,12 @@ async def default_model(server: Server) -> None:
     differs="vLLM 0.33 does not send it.",
 )
 async def request_id(server: Server) -> None:
-    response, _ = await _decide(SYSTEMONE, server)
-    expect(response.headers.get("x-typesafe-request-id"), "x-typesafe-request-id", response)
+    seen = {""}
+    for _ in range(2):
+        response, _ = await _decide(SYSTEMONE, server)
+        id = response.headers.get("x-typesafe-request-id", "")
+        expect(id not in seen, "x-typesafe-request-id, with another id than before", response)
+        seen.add(id)
 
 
 @_rule(

@@ -6,7 +6,16 @@ from typing import Any
 
 from proof.conform import sources
 from proof.conform.exchange import Response
-from proof.conform.rule import LMI, expect, expect_details, expect_fields, expect_response, rule, stop_word
+from proof.conform.rule import (
+    LMI,
+    expect,
+    expect_details,
+    expect_fields,
+    expect_logprob,
+    expect_response,
+    rule,
+    stop_word,
+)
 from proof.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
@@ -53,6 +62,7 @@ async def tokens(server: Server) -> None:
     for token in details.get("tokens") or [{}]:
         expect_fields(response, token, "id", "text", logprob)
         expect(type(token["id"]) is int and isinstance(token["text"], str), "id: a number, text: a string", response)
+        expect_logprob(response, token[logprob])
 
 
 @rule("lmi.generated-tokens", "generated_tokens is the number of tokens.", sources.LMI_SCHEMA, LMI)
@@ -189,6 +199,8 @@ async def chat_lines(server: Server) -> None:
     response = expect_response(await server.post("/invocations", body))
     expect(response.content_type == "application/jsonlines", "the content type application/jsonlines", response)
     expect(b"[DONE]" not in response.body and response.events, "JSON lines without [DONE]", response)
+    kinds = {line.get("object") for line in response.events}
+    expect(kinds == {"chat.completion.chunk"}, "chat.completion.chunk as the object of all lines", response)
 
 
 @rule("lmi.completion", "prompt at /invocations gets a text completion, as in vLLM.", sources.LMI_SERVICE, _0_38)
@@ -203,10 +215,14 @@ async def model_name(server: Server) -> None:
     expect(response.status >= 400, "a status of 400 or more", response)
 
 
-@rule("lmi.request-id", "A response has the header x-request-id.", sources.DJL_HTTP, LMI)
+@rule("lmi.request-id", "A response has the header x-request-id, with an id of its own.", sources.DJL_HTTP, LMI)
 async def request_id(server: Server) -> None:
-    response = expect_response(await server.generate())
-    expect(response.headers.get("x-request-id"), "the header x-request-id", response)
+    seen = {""}
+    for _ in range(2):
+        response = expect_response(await server.generate())
+        id = response.headers.get("x-request-id", "")
+        expect(id not in seen, "the header x-request-id, with another id than before", response)
+        seen.add(id)
 
 
 @rule("lmi.unknown-path", "An unknown path gets 404 with code, type and message.", sources.DJL_HTTP, LMI)

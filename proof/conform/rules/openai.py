@@ -43,8 +43,9 @@ def _expect_error(response: Response) -> None:
 async def models(server: Server) -> None:
     response = expect_response(await server.get("/v1/models"))
     match response.value:
-        case {"object": "list", "data": [{"id": str(), "object": "model", "created": int(), "owned_by": str()}, *_]}:
-            return
+        case {"object": "list", "data": [{"id": str(), "object": "model", "created": int(), "owned_by": str()}, *more]}:
+            if all(item["object"] == "model" for item in more):
+                return
     expect(False, "a list of models with id, object, created, owned_by", response)
 
 
@@ -68,13 +69,24 @@ async def chat(server: Server) -> None:
 async def ids(server: Server) -> None:
     first = expect_response(await server.generate())
     second = expect_response(await server.generate())
-    streamed, chunks = await _chunks(server)
-    completed = [await _complete(server) for _ in range(2)]
     seen = {str(response.object.get("id")) for response in (first, second)}
     expect(len(seen) == 2, "another id than that of the response before", second)
-    expect(str(chunks[0].get("id")) not in seen, "another id than those of the responses before", streamed)
+    for _ in range(2):
+        streamed, chunks = await _chunks(server)
+        expect(str(chunks[0].get("id")) not in seen, "another id than those of the responses before", streamed)
+        seen.add(str(chunks[0].get("id")))
+    completed = [await _complete(server) for _ in range(2)]
     same = completed[0].object.get("id") == completed[1].object.get("id")
     expect(not same, "another id than that of the completion before", completed[1])
+
+
+@_rule("openai.model", "A response, whole or streamed, names the model of its request.", sources.OPENAI_CHAT)
+async def model(server: Server) -> None:
+    name = await server.model()
+    streamed, events = await _chunks(server)
+    for response in (expect_response(await server.generate()), await _complete(server)):
+        expect(response.object.get("model") == name, f"the model {name}", response)
+    expect({event.get("model") for event in events} == {name}, f"the model {name} in all chunks", streamed)
 
 
 @_rule("openai.usage", "total_tokens is prompt_tokens plus completion_tokens.", sources.OPENAI_CHAT)
@@ -149,6 +161,10 @@ async def stream_usage(server: Server) -> None:
     counted = [event for event in events if event.get("usage")]
     expect(len(counted) == 1 and counted[0] is events[-1], "usage in the last chunk only", response)
     expect(events[-1].get("choices") == [], "an empty list of choices in that chunk", response)
+    match counted[0]["usage"]:
+        case {"prompt_tokens": int(a), "completion_tokens": int(b), "total_tokens": int(c)} if a > 0 and a + b == c:
+            return
+    expect(False, "prompt_tokens + completion_tokens = total_tokens", response)
 
 
 @_rule("openai.no-usage", "Without include_usage, no chunk has usage.", sources.OPENAI_STREAM)
@@ -217,6 +233,8 @@ async def completion(server: Server) -> None:
 async def completion_stream(server: Server) -> None:
     response = await _complete(server, stream=True)
     expect("".join(map(piece_of, response.events)), "events with text", response)
+    kinds = {(event.get("object"), event.get("id")) for event in response.events}
+    expect(len(kinds) == 1 and kinds.pop()[0] == "text_completion", "text_completion and one id in all", response)
     expect(response.text.rstrip().endswith("data: [DONE]"), "data: [DONE] at the end", response)
 
 

@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable
 
 from proof.conform import sources
 from proof.conform.dialects import Body, change, piece_of, text_of
-from proof.conform.exchange import Response
+from proof.conform.exchange import Response, excerpt
 from proof.conform.rule import Failed, expect, expect_response, greedy, rule, skip
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
+from proof.replay.comparison import Class, Seen, Traits, class_of, findings
+from proof.replay.exchange import Recorded, recorded
+from proof.routes import ROUTES, Source
 
 _ENOUGH = 0.05
 """Minimum duration, in seconds, of a stream whose pace can be measured."""
@@ -121,6 +124,47 @@ async def refused_before(server: Server) -> None:
         expect(response.ok and any("error" in event for event in response.events), "an event with the error", response)
     else:
         expect(response.refused, "a status of 400 to 499", response)
+
+
+# -- routes whose response is a function of the request ----------------------------------------------------------------
+
+
+_MESSAGES = [{"role": "user", "content": PROMPT}]
+_BODIES: tuple[Body, ...] = (
+    {"inputs": PROMPT},
+    {"model": "{model}", "messages": _MESSAGES},
+    {"model": "{model}", "input": PROMPT},
+    {"model": "{model}", "query": PROMPT, "documents": [PROMPT, "three"]},
+    {"model": "{model}", "text_1": PROMPT, "text_2": "three"},
+    {"model": "{model}", "state": PROMPT, "questions": {"q": {"type": "noul", "instructions": PROMPT}}},
+    {"model": "{model}", "input": PROMPT, "questions": [{"type": "predicate", "name": "q", "instructions": PROMPT}]},
+)
+"""Bodies, of which each such route accepts one."""
+
+
+@rule(
+    "repeat.computed",
+    "A route that samples nothing gives the same values to the same request, except ids and times.",
+    sources.OURS,
+    ("tgi", "openai", "anthropic", "decisions"),
+)
+async def computed(server: Server) -> None:
+    paths = [path for (method, path), source in ROUTES.items() if method == "POST" and source is Source.REQUEST]
+    answered = False
+    for path in (path for path in paths if "{" not in path):
+        for body in [await server.with_model(body) for body in _BODIES]:
+            first = await server.post(path, body)
+            if first.status in (404, 405, 501):
+                break
+            if first.ok:
+                answered = True
+                second = expect_response(await server.post(path, body))
+                old, new = (recorded(Recorded(200, got.content_type, got.body)) for got in (first, second))
+                changes = [item for item in findings(old, new, Traits(True), Seen()) if item.fresh is None]
+                expect(class_of(changes) in (Class.EQUAL, Class.TIE), f"the values of {excerpt(first.body)}", second)
+                break
+    if not answered:
+        skip("the server has no route that samples nothing")
 
 
 # -- invalid requests: the client gets a status of 400 to 499, and no other request is affected -----------------------

@@ -8,7 +8,15 @@ from typing import Any
 from proof.conform import sources
 from proof.conform.dialects import piece_of
 from proof.conform.exchange import Response
-from proof.conform.rule import expect, expect_details, expect_fields, expect_response, rule, stop_word
+from proof.conform.rule import (
+    expect,
+    expect_details,
+    expect_fields,
+    expect_logprob,
+    expect_response,
+    rule,
+    stop_word,
+)
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
@@ -93,6 +101,7 @@ async def tokens(server: Server) -> None:
     response, fields = await expect_details(server)
     for token in fields.get("tokens") or [{}]:
         expect(set(token) == _TOKEN and type(token["special"]) is bool, "id, text, logprob, special", response)
+        expect_logprob(response, token["logprob"])
 
 
 @_rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES)
@@ -115,6 +124,7 @@ async def events(server: Server) -> None:
     for event in stream_events:
         expect_fields(response, event, "index", "token", "generated_text", "details")
         expect(set(event["token"]) == _TOKEN, "token: id, text, logprob, special", response)
+        expect_logprob(response, event["token"]["logprob"])
 
 
 @_rule("tgi.index", "index numbers a stream's tokens from 1.", sources.TGI_TYPES)
@@ -203,6 +213,7 @@ async def tokenize(server: Server) -> None:
     expect(isinstance(token_list, list) and token_list, "a list", response)
     for token in token_list:
         expect_fields(response, token, "id", "text", "start", "stop")
+        expect(0 <= token["start"] <= token["stop"] <= len(PROMPT), "start and stop within the text", response)
 
 
 @_rule(

@@ -47,10 +47,11 @@ async def server_metadata(server: Server) -> None:
 @_rule("triton.generate", "A response has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
     response = expect_response(await server.generate())
+    name = await server.model()
     match response.value:
-        case {"model_name": str(), "model_version": str(), "text_output": str()}:
+        case {"model_name": str(own), "model_version": str(), "text_output": str()} if own == name:
             return
-    expect(False, "the strings model_name, model_version and text_output", response)
+    expect(False, f"the model_name {name}, and the strings model_version and text_output", response)
 
 
 @_rule("triton.id", "A response has the id of its request, and no id if the request has none.", sources.TRITON)
@@ -67,6 +68,7 @@ async def stream(server: Server) -> None:
     expect(response.events and b"[DONE]" not in response.body, "events without [DONE]", response)
     for event in response.events:
         expect_fields(response, event, "model_name", "model_version", "text_output")
+        expect(event["model_name"] == await server.model(), "the model_name of the request", response)
 
 
 @_rule("triton.parameters", "Inputs may also be fields of parameters.", sources.TRITON)
@@ -142,6 +144,7 @@ async def datatypes(server: Server) -> None:
 async def infer(server: Server) -> None:
     response = expect_response(await _infer(server, {"inputs": await _inputs(server)}))
     expect_fields(response, response.object, "model_name", "outputs")
+    expect(response.object["model_name"] == await server.model(), "the model_name of the request", response)
     for tensor in response.object["outputs"]:
         expect_fields(response, tensor, "name", "datatype", "shape", "data")
         expect(math.prod(tensor["shape"]) == len(tensor["data"]), "as many items as the shape says", response)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from handler.core.errors import ConfigError
 from proof.replay.exchange import Request, Unreadable
 from proof.replay.sources import batch, captures, har, request_lines
-from proof.replay.sources.files import BROKEN, SCHEME, File, Malformed, Member, find, lines, members, with_unique_ids
+from proof.replay.sources.files import (
+    BROKEN,
+    SCHEME,
+    File,
+    Malformed,
+    Member,
+    SourceLine,
+    find,
+    lines,
+    members,
+    with_unique_ids,
+)
 
 KINDS = """\
 SageMaker's data capture (a directory or s3://BUCKET/PREFIX/, lines with captureData),
 OpenAI's batch files (lines with custom_id, method, url, body),
 HAR 1.2 ({"log": {"entries": [...]}}),
-lines of requests (path, headers, body), as option.capture_requests writes them"""
+lines of requests (path, headers, body), as option.capture_requests writes them,
+bodies alone, as lines or in a JSON file, which are sent to /invocations (inputs, messages, prompt, ...)"""
 
 _LOOKED_AT = 100  # maximum lines and files that are checked to recognize the kind
 _HEAD = 1 << 12
@@ -23,8 +35,22 @@ _RESPONSE_SUFFIXES = ("_output", "_error", "_errors", "-output", "-error")
 """Suffixes that convert the name of a batch request file to the names of its response files."""
 
 
-def open_requests(argument: str) -> Iterator[Request | Unreadable]:
-    """Yield the requests of a recording, in constant memory.
+class Recording(Iterator[Request | Unreadable]):
+    """The requests of a recording, in constant memory.
+
+    Attributes:
+        by: what sent the recorded responses, and those of a shadow variant, or "" if the recording does not say it.
+    """
+
+    def __init__(self, items: Iterator[Request | Unreadable], by: tuple[str, str]) -> None:
+        self._items, self.by = items, by
+
+    def __next__(self) -> Request | Unreadable:
+        return next(self._items)
+
+
+def open_requests(argument: str) -> Recording:
+    """Return the requests of a recording.
 
     Args:
         argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
@@ -33,7 +59,9 @@ def open_requests(argument: str) -> Iterator[Request | Unreadable]:
         ConfigError: there is nothing to read, or the kind of the recording is unknown.
     """
     files = find(argument)
-    return with_unique_ids(_of_kind(argument, files))
+    kinds = (kind for file in files[:_LOOKED_AT] if (kind := _kind(file)))
+    by = captures.variants(files) if next(kinds, "") == "capture" else ("", "")
+    return Recording(with_unique_ids(_of_kind(argument, files)), by)
 
 
 def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
@@ -48,7 +76,11 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
             return request_lines.read(list(files))
         if kind == "batch" or kind == "answers":
             return _batch(argument, files)
-    fault = _fault(files[0])
+    whole = [(file, request_lines.bodies(file)) for file in files[:_LOOKED_AT]]
+    if any(requests is not None for _, requests in whole):
+        others = (Unreadable(file.name, "it is no JSON body") for file, requests in whole if requests is None)
+        return chain(others, *(requests for _, requests in whole if requests is not None))
+    fault = _fault(files[0]) or _unknown(files[0])
     reason = "" if fault is None else f" ({fault.location}: {fault.reason})"
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
     raise ConfigError(f"{argument}: {where} of an unknown kind{reason}; known kinds:\n{KINDS}")
@@ -98,6 +130,19 @@ def _kind(file: File) -> str:
 def _fault(file: File) -> Unreadable | None:
     """Return the first line that cannot be read, or None if all checked lines are readable."""
     return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
+
+
+def _unknown(file: File) -> Unreadable | None:
+    """Return the first line, with its names, none of which belongs to a known kind, or None if the file is empty."""
+    for line in islice(lines(file), 1):
+        try:
+            names = (
+                ", ".join(name[:40] for name in islice(members(line.text), 8)) if isinstance(line, SourceLine) else ""
+            )
+            return Unreadable(line.location, f"its names are {names or 'none'}")
+        except Malformed as error:
+            return Unreadable(line.location, str(error))
+    return None
 
 
 def _kind_of_line(text: str) -> str:

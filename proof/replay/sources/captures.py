@@ -14,15 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.exchange import EMULATED, Recorded, Request, Unreadable
 from proof.replay.sources.files import (
     ABSENT,
     File,
     Malformed,
     Member,
+    SourceLine,
     database,
     from_base64,
     from_text,
+    lines,
     read_lines,
     seconds,
 )
@@ -30,6 +32,7 @@ from proof.replay.sources.files import (
 PATH = "/invocations"
 """The path of all requests, because a capture contains no paths. Custom attributes may contain a `route=`."""
 
+_SHARED = " of an emulated account, whose one container serves all variants"
 _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
 
@@ -140,6 +143,22 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
     """Yield the requests of a data capture, one endpoint after the other."""
     for _, placed in groupby(sorted(map(_placed_file, files)), key=lambda item: item.endpoint):
         yield from _endpoint(list(placed))
+
+
+def variants(files: Sequence[File]) -> tuple[str, str]:
+    """Return the variants that sent the recorded responses and those of the shadow, as texts for the report."""
+    placed = sorted(map(_placed_file, files), key=lambda item: item.endpoint)
+    orders = [_in_order(list(group)) for _, group in groupby(placed, key=lambda item: item.endpoint)]
+    shared = _SHARED if any(map(_is_emulated, files[:1])) else ""
+    names = [sorted({order[at] for order in orders if len(order) == 2 or (order and not at)} - {""}) for at in range(2)]
+    serving, shadow = (f"variant {', '.join(side)}{shared}" if side else "" for side in names)
+    return serving, shadow
+
+
+def _is_emulated(file: File) -> bool:
+    """Return whether a file is from an emulated account, according to its first line."""
+    line = next(lines(file), None)
+    return isinstance(line, SourceLine) and f'"{EMULATED}"' in line.text
 
 
 def _placed_file(file: File) -> _Placed:

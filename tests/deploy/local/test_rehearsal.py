@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import sys
@@ -328,10 +329,34 @@ def test_a_capture_with_a_shadows_is_read_from_s3(account: Path, capsys: pytest.
     assert lmi(["replay", "s3://models/captured/", *recorded]) == 0
     report = json.loads((output / "report.json").read_text())
     assert 0 < report["classes"]["equal"]["requests"] == report["compared"] == 13 - report["unreadable"]["count"]
+    shared = "of an emulated account, whose one container serves all variants"
+    assert report["answered"] == {
+        "reference": [f"recorded (variant AllTraffic {shared})"], "target": [f"recorded (variant Shadow {shared})"]
+    }  # fmt: skip
     with pytest.raises(ConfigError, match="there are no files to read"):
         open_requests("s3://models/nothing/")
     with pytest.raises(ConfigError, match="there is no such bucket"):
         open_requests("s3://missing-bucket/")
+
+
+def test_two_endpoints_behind_one_container_are_not_compared(account: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would be equal whatever their options are."""
+    other = account.with_name("other.yaml")
+    other.write_text(json.dumps({**FILE, "name": "other"}))
+    requests = account.with_name("requests.jsonl")
+    requests.write_text(json.dumps({"path": "/invocations", "body": json.loads(BODY)}) + "\n")
+    try:
+        assert up(account) == up(other) == 0
+        words = ["replay", str(requests), "--to", "sagemaker:chat", "--output", str(account.with_name("replay"))]
+        capsys.readouterr()
+        assert lmi([*words, "--against", "sagemaker:other"]) != 0
+        assert "a single container of `lmi deploy local --aws`" in capsys.readouterr().err
+        assert lmi([*words, "--against", "serve:--engine echo", "--restart"]) == 0
+        report = json.loads((account.with_name("replay") / "report.json").read_text())
+        (answered,) = report["answered"]["target"]
+        assert re.fullmatch(r"sagemaker:chat \(configuration chat-\w+, variant AllTraffic\)", answered)
+    finally:
+        main(["down", str(other), "--yes"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Sources of vLLM's form: vllm 0.33.0, entrypoints/generate/structured_decisions a
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from tests.moving.conform.wire import Refused, Reply, Request, Value
 SYSTEM_ONE, OPENAI = "/v1/systemone", "/v1/decisions"
 _OPTIONS = {"choice": ("criteria", "choices"), "score": ("criteria", "levels")}
 _MASS = 0.8
+_NUMBERS = itertools.count(1)
 _IDS = ("model", "jev-latest", None)
 
 
@@ -49,7 +51,7 @@ class Form(NamedTuple):
             answer = self._systemone(value) if route == SYSTEM_ONE else self._openai(value)
             reply = Reply({"model": "model", **answer}, made=1)
             if not self.is_vllm:
-                reply.headers["x-typesafe-request-id"] = "decision-1"
+                reply.headers["x-typesafe-request-id"] = f"decision-{next(_NUMBERS)}"
             return reply
         except ValueError as error:
             return self._refusal(400, str(error))
@@ -135,7 +137,9 @@ class Form(NamedTuple):
             results[name] = result
         diagnostics = {name: {"label_mass": _MASS, "argmax_is_label": True} for name in results}
         usage = {"input_tokens": 8, "output_tokens": len(results) if self.is_vllm else 0}
-        head = {"id": "decision-1", "object": "structured_decision", "created": 1} if self.is_vllm else {}
+        head = (
+            {"id": f"decision-{next(_NUMBERS)}", "object": "structured_decision", "created": 1} if self.is_vllm else {}
+        )
         return {**head, "answers": results, "usage": usage, "diagnostics": diagnostics}
 
     def _openai(self, value: Value) -> Value:
@@ -165,4 +169,5 @@ class Form(NamedTuple):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": 8 + written,
         }
-        return {"answers": results, "usage": usage}
+        diagnostics = {"label_mass": _MASS, "argmax_is_label": True}
+        return {"answers": results, "usage": usage, "diagnostics": [diagnostics for _ in results]}

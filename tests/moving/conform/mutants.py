@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -255,6 +256,7 @@ def _metric_names(reply: Reply) -> None:
     reply.value = reply.value.replace(b"tgi_", b"our_")
 
 
+_TOKENS = itertools.count(100)
 _TEXT = b'"type": "text"'
 _FULL = b'"return_full_text": true'
 _INFER = "/v2/models/model/infer"
@@ -279,6 +281,7 @@ MUTANTS |= {
     "stream.clean-end": streams(header("cut")),
     "stream.same-text": events(put(0, "token", "text", to=" another")),
     "stream.characters": streams(lambda reply: _to_bytes(reply, lambda data: data.replace("日".encode(), b"\xe6\x97"))),
+    "repeat.computed": at("/tokenize", lambda reply: put(0, "id", to=next(_TOKENS))(reply.value)),
     "stream.refused-before": having(b'"stream": true', status(200)),
     "bad.not-json": having(b'"messages": [', status(500)),
     "bad.empty": _empty,
@@ -352,6 +355,7 @@ MUTANTS |= {
     "openai.models": at("/v1/models", lambda reply: drop("data", 0, "created")(reply.value)),
     "openai.chat": whole(drop("choices", 0, "message", "role")),
     "openai.ids": whole(put("id", to="chatcmpl-1")),
+    "openai.model": whole(put("model", to="another")),
     "openai.usage": whole(put("usage", "total_tokens", to=1)),
     "openai.finish-reason": whole(put("choices", 0, "finish_reason", to="stop")),
     "openai.max-completion-tokens": having(
@@ -373,6 +377,7 @@ MUTANTS |= {
     "openai.completion-echo": whole(put("choices", 0, "text", to="x")),
     "anthropic.message": whole(drop("stop_sequence")),
     "anthropic.ids": whole(put("id", to="msg_1")),
+    "anthropic.model": whole(put("model", to="another")),
     "anthropic.usage": whole(drop("usage", "output_tokens")),
     "anthropic.stop-reason": whole(put("stop_reason", to="end_turn")),
     "anthropic.max-tokens": refusals(status(200)),
@@ -463,6 +468,8 @@ _ALL = {
     "invocations": _of_sagemaker_only_chats,
     "compressed": _never_zstd,
     "image": _IMAGE,
+    "names-model": decided(put("model", to="another")),
+    "ids": decided(put("id", to="decision-1")),
     "unknown-type": _ESSAY,
     "thinking": _THINKING,
     "no-options": all_of(*_WITHOUT_OPTIONS),
@@ -472,6 +479,8 @@ _ALL = {
 MUTANTS |= {f"{group}.{name}": mutate for group in ("systemone", "decisions") for name, mutate in _ALL.items()}
 MUTANTS |= {
     "systemone.result": results("anger", "legend"),
+    "systemone.mass": decided(put("diagnostics", "area", "label_mass", to=7.0)),
+    "decisions.mass": decided(put("diagnostics", 1, "label_mass", to=-0.1)),
     "systemone.probabilities": results("refund", "noul", to=1.0000000002),
     "systemone.best": results("area", "choice", to="sales"),
     "systemone.confidence": results("area", "confidence", to=1.01),
@@ -538,3 +547,53 @@ MUTANTS |= {
     "realtime.text": told(put("delta", to="x")),
     "realtime.error": told(drop("error", "event_id")),
 }
+
+
+# -- values that no server can have, or that clients of an API cannot use ----------------------------------------------
+
+
+def counted(name: str) -> Mutate:
+    """Give all answers one id in a header."""
+    return lambda request, reply: reply.headers.update({name: "always-1"}) if reply.status == 200 else None
+
+
+def of_stream(*keys: Any, to: Any) -> Mutate:
+    """Set a value of each event of a stream that has it."""
+    return events(_each(*keys, to=to))
+
+
+IMPOSSIBLE: list[tuple[str, str, Mutate]] = [
+    ("openai.ids", "openai", of_stream("id", to="chatcmpl-1")),
+    ("openai.ids", "openai", at("/v1/completions", lambda reply: put("id", to="cmpl-1")(reply.value))),
+    ("openai.model", "openai", of_stream("model", to="another")),
+    ("openai.model", "openai", at("/v1/completions", lambda reply: put("model", to="another")(reply.value))),
+    ("openai.models", "openai", at("/v1/models", lambda reply: put("data", 0, "object", to="file")(reply.value))),
+    ("openai.models", "openai", at("/v1/models", lambda reply: reply.value["data"].append({"object": "adapter"}))),
+    ("openai.completion-stream", "openai", of_stream("object", to="chat.completion.chunk")),
+    ("openai.stream-usage", "openai", of_stream("usage", "total_tokens", to=1)),
+    ("openai.chat", "openai", whole(put("object", to="chat.completion.chunk"))),
+    ("openai.completion", "openai", whole(put("object", to="chat.completion"))),
+    ("anthropic.ids", "anthropic", of_stream("message", "id", to="msg_1")),
+    ("anthropic.model", "anthropic", of_stream("message", "model", to="another")),
+    ("anthropic.message", "anthropic", whole(put("type", to="completion"))),
+    ("anthropic.end", "anthropic", of_stream("usage", "output_tokens", to=900)),
+    (
+        "anthropic.count",
+        "anthropic",
+        at("/v1/messages/count_tokens", lambda reply: put("input_tokens", to=0)(reply.value)),
+    ),
+    ("triton.generate", "triton", whole(put("model_name", to="another"))),
+    ("triton.stream", "triton", of_stream("model_name", to="another")),
+    ("triton.infer", "triton", at(_INFER, lambda reply: put("model_name", to="another")(reply.value))),
+    ("lmi.tokens", "lmi-0.28", whole(put("details", "tokens", 0, "log_prob", to=0.5))),
+    ("lmi.tokens", "lmi-0.38", whole(put("details", "tokens", 0, "logprob", to=0.5))),
+    ("lmi.chat-lines", "lmi-0.28", of_stream("object", to="chat.completion")),
+    ("lmi.request-id", "lmi-0.28", counted("x-request-id")),
+    ("tgi.tokens", "tgi", whole(put("details", "tokens", 0, "logprob", to=0.5))),
+    ("tgi.events", "tgi", of_stream("token", "logprob", to=0.5)),
+    ("tgi.tokenize", "tgi", at("/tokenize", lambda reply: put(0, "stop", to=-1)(reply.value))),
+    ("systemone.mass", "decisions", decided(put("diagnostics", "refund", "label_mass", to="all"))),
+    ("systemone.ids", "decisions", counted("x-request-id")),
+    ("systemone.request-id", "decisions", counted("x-typesafe-request-id")),
+]
+"""The rule that such a value breaks, a profile of the rule, and the mutant."""

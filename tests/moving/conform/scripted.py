@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import signal
 import time
@@ -51,6 +52,7 @@ class Scripted:
         self._ready = time.monotonic() + slow_start
         self._engine = asyncio.Lock()
         self._served = 0
+        self._ids = itertools.count(1)
         self._sessions: set[str] = set()
         self._adapters: set[str] = set()
         self._server: asyncio.Server | None = None
@@ -114,7 +116,7 @@ class Scripted:
             mutate(request, reply)
         if self.breaks("limits.at-once") and self.running >= 3:
             reply = Reply({"error": "full"}, 503)
-        reply.headers.setdefault("x-request-id", "1")
+        reply.headers.setdefault("x-request-id", str(next(self._ids)))
         with self._counted(reply):
             made = asyncio.ensure_future(self._send(reply, writer))
             gone = asyncio.ensure_future(reader.read(1))

@@ -30,10 +30,10 @@ from proof.conform.server import Asking, Command, ContainerRun, Limits
 from tests.app.server import serve
 from tests.doubles.downloads import serving
 from tests.moving.conform.decisions import Form
-from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
+from tests.moving.conform.mutants import ELSEWHERE, IMPOSSIBLE, MUTANTS, Mutate
 from tests.moving.conform.scripted import Scripted
 from tests.moving.conform.websockets import PATHS
-from tests.moving.conform.wire import Reply
+from tests.moving.conform.wire import Reply, Request
 from tests.servers import free_port, options
 
 LIMITS = Limits(response=20, long=1.5, payload=300_000, abandoned=3)
@@ -98,6 +98,40 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     assert result.expected, result
     assert result.got, result
     assert "a-key" not in result.request
+
+
+class Impossible(Scripted):
+    """Changes its answers as a mutant does."""
+
+    def __init__(self, profile: str, mutate: Mutate) -> None:
+        super().__init__("", profile)
+        self.mutate = mutate
+
+    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+        self.mutate(self.asked, reply)
+        await super()._send(reply, writer)
+
+    async def _reply(self, request: Request) -> Reply:
+        self.asked = request
+        return await super()._reply(request)
+
+
+@pytest.mark.parametrize(("rule", "profile", "mutate"), IMPOSSIBLE)
+def test_an_impossible_value_fails_a_rule(rule: str, profile: str, mutate: Mutate) -> None:
+    server = Impossible(profile, mutate)
+    result = ask(server, profile, rule, limits=SHORT)[rule]
+    assert result.verdict == "failed", result
+
+
+def test_pings_of_a_stream_are_no_fault() -> None:
+    def mutate(request: Request, reply: Reply) -> None:
+        if reply.events:
+            ping: Any = {"type": "ping"}
+            reply.events = [part for event in reply.events for part in (ping, event)] + [ping]
+
+    rules = ("anthropic.order", "anthropic.event-names", "anthropic.start", "anthropic.end", "stream.same-text")
+    results = ask(Impossible("anthropic", mutate), "anthropic", *rules, limits=SHORT)
+    assert {rule: result.verdict for rule, result in results.items()} == dict.fromkeys(rules, "passed")
 
 
 class Lacking(Scripted):
@@ -547,3 +581,21 @@ def test_our_server_holds_every_rule(tmp_path: Path, mode: str) -> None:
     assert [result for result in results if result.verdict == "failed"] == []
     left_out = {result.rule.id for result in results if result.verdict == "not asked"}
     assert left_out == {*LIFETIME, "limits.long-stream"}
+
+
+@pytest.mark.parametrize("profile", ["lmi-0.28", "lmi-0.38", "tgi"])
+def test_a_report_names_the_profile_of_the_targets_origin(
+    profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its rules were asked, too. The clients of a server that replaces TGI rely on TGI's format."""
+    for asked in ("sagemaker", profile):
+        file = tmp_path / f"{asked}.json"
+        with scripted(Scripted("", profile)) as url:
+            words = ["conform", url, "--profile", asked, "--rule", "stream.chunked", "--output", str(file)]
+            assert main(words) == 0
+        told = capsys.readouterr()
+        (origin,) = json.loads(file.read_text())["origins"]
+        number = sum(profile in rule.profiles for rule in RULES.values())
+        assert (origin["profile"], origin["asked"], origin["rules"]) == (profile, asked == profile, number)
+        assert f"Clients of this server may rely on {profile} (" in told.out
+        assert (f"{number} rules, not asked: add `--profile {profile}`" in told.err) == (asked != profile)

@@ -273,6 +273,13 @@ def test_targets_are_checked_first(requests: Path, capsys: pytest.CaptureFixture
     assert "sagemaker:new does not accept a key; omit KEY" in capsys.readouterr().err
 
 
+def test_requests_that_cannot_be_read_name_a_line_and_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"path": "/", "bdy": {}}\n' * 3)
+    assert replay(path, "http://127.0.0.1:1", "http://127.0.0.1:1") != 0
+    assert "none of its first requests can be read: requests.jsonl:1: 'bdy' is unknown" in capsys.readouterr().err
+
+
 def test_the_recording_may_have_a_name_that_is_no_utf_8(answered: Path) -> None:
     odd = answered.with_name("o\udcff.jsonl")
     answered.rename(odd)

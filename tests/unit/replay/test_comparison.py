@@ -278,6 +278,29 @@ def test_a_sampled_stream_has_an_event_for_each_token(old: Response, new: Respon
     assert found == ["events"] * differ
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("at", range(5))
+def test_pings_of_an_event_stream_are_no_difference(at: int, greedy: bool) -> None:
+    """Anthropic's streams may contain any number of pings, also before the first and after the last event."""
+    events: list[Any] = [
+        {"type": "message_start", "message": {"id": "m"}},
+        {"type": "content_block_start", "index": 0},
+        {"type": "content_block_delta", "index": 0, "delta": {"text": "a b"}},
+        {"type": "message_stop"},
+    ]
+
+    def stream(*parts: Any) -> Response:
+        text = "".join(f"event: {part['type']}\ndata: {json.dumps(part)}\n\n" for part in parts)
+        return Response(200, "text/event-stream", text.encode())
+
+    plain, pinged = stream(*events), stream(*events[:at], *[{"type": "ping"}] * 2, *events[at:])
+    for old, new in ((plain, pinged), (pinged, plain)):
+        seen = Seen()
+        assert findings(plain, plain, Traits(greedy, True), seen) == []
+        assert findings(old, new, Traits(greedy, True), seen) == []
+    assert findings(plain, stream(*events[:2], events[3]), Traits(True, True), Seen()) != []
+
+
 def test_what_may_be_several_things_is_learnt_from_many_answers() -> None:
     seen = Seen()
     several: list[dict[str, Any]] = [{"bytes": None}, {"bytes": [1]}, {"bytes": {"a": 1}}]
@@ -322,7 +345,7 @@ def test_which_requests_are_greedy(path: str, body: Any, greedy: bool) -> None:
 
 
 def test_what_no_server_can_be_asked_about() -> None:
-    """Of a shadow variant's answers, a value that changes from one request to the next says nothing; usage does."""
+    """Of a shadow variant's answers, an id that changes from one request to the next says nothing; other values do."""
     request = Request("1", "/invocations", {}, b"{}")
     noise = Noise(NEAR)
 
@@ -330,8 +353,9 @@ def test_what_no_server_can_be_asked_about() -> None:
         pair = answer(old), answer(new)
         return {one.name for one in asyncio.run(noise.real(request, GREEDY, *pair, None, pair[0]))}
 
-    assert found({"id": 1, "model": "a"}, {"id": 2, "model": "b"}) == set()  # not known yet
+    assert found({"id": 1, "model": "a"}, {"id": 2, "model": "a"}) == set()  # not known yet
     assert found({"id": 3, "model": "a"}, {"id": 4, "model": "b"}) == {"value $.model"}
+    assert found({"id": 3, "model": "a"}, {"id": 4, "model": "a"}) == {"value $.id"}  # an id that does not change
     assert found({"id": 5, "usage": {"n": 1}}, {"id": 6, "usage": {"n": 2}}) == {"usage $.usage.n"}
 
 
@@ -392,14 +416,14 @@ def test_all_wait_for_a_time_of_whole_seconds() -> None:
     """Requests in flight at the turn of a second all meet it before anybody has learnt it."""
     request = Request("1", "/invocations", {}, b"{}")
     noise = Noise(NEAR, later=0.05)
-    old, new = answer({"created": 101}), answer({"created": 100})
+    old, new = answer({"created": 101, "n": 1}), answer({"created": 100, "n": 1})
 
     async def one() -> list[Any]:
         seconds = iter((101, 102))
 
         async def again(_: Request) -> Response:
             await asyncio.sleep(0)
-            return answer({"created": next(seconds)})
+            return answer({"created": next(seconds), "n": 1})
 
         return await noise.real(request, GREEDY, old, new, again, old)
 

@@ -94,6 +94,47 @@ def test_a_bad_line_names_its_field(tmp_path: Path, line: str, reason: str) -> N
     assert reason in told.reason
 
 
+BODY = {"inputs": "\u00e4 b", "parameters": {"max_new_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(BODY) + "\n" + json.dumps(BODY, ensure_ascii=False) + "\n",
+        json.dumps([BODY, BODY], indent=2),
+        json.dumps({"body": BODY}) + "\n" + json.dumps({"path": "/invocations", "body": BODY}),
+    ],
+)
+def test_bodies_alone_are_requests_to_invocations(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bodies.json").write_text(content)
+    requests, unreadable = found(tmp_path / "bodies.json")
+    assert not unreadable
+    assert [json.loads(one.body) for one in requests] == [BODY, BODY]
+    assert {(one.path, one.headers["content-type"]) for one in requests} == {("/invocations", "application/json")}
+    assert len({one.id for one in requests}) == 2
+
+
+def test_a_body_in_a_file_of_its_own_is_sent_unchanged(tmp_path: Path) -> None:
+    text = json.dumps({"id": "42", "text_input": "a", "temperature": 1.0}, indent=1)
+    (tmp_path / "body.json").write_text(text)
+    [request], unreadable = found(tmp_path / "body.json")
+    assert (request.body.decode(), unreadable) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"inptus": "a", "parameters": {}}\n', r"r.jsonl:1: its names are inptus, parameters"),
+        ('\n{"inptus": }\n', r"r.jsonl:2: it is not JSON: Expecting value: line 1 column 12"),
+        ('[{"inputs": "a"}, {"x": 1}]', r"r.jsonl:1: it is not a JSON object"),
+    ],
+)
+def test_a_file_of_no_kind_names_its_first_line(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        open_requests(str(tmp_path / "r.jsonl"))
+
+
 # -- OpenAI's batches ----------------------------------------------------------------------------------------------
 
 
@@ -422,6 +463,14 @@ def test_the_variant_with_smaller_files_is_the_shadow_without_a_name(tmp_path: P
     assert joined.response is not None
     assert joined.other is not None
     assert (joined.id, joined.response.body, joined.other.body) == ("e7", b"serving", b"candidate")
+
+
+def test_a_capture_names_the_variants_of_its_responses(tmp_path: Path) -> None:
+    write(tmp_path / "llm/AllTraffic/2026/11/24/10/a.jsonl", [asked("e1")])
+    assert open_requests(str(tmp_path)).by == ("variant AllTraffic", "")
+    write(tmp_path / "llm/Shadow/2026/11/24/10/a.jsonl", [asked("e1")])
+    assert open_requests(str(tmp_path)).by == ("variant AllTraffic", "variant Shadow")
+    assert open_requests(str(write(tmp_path / "r.jsonl", ['{"path": "/"}']))).by == ("", "")
 
 
 def test_two_answers_need_no_request_and_one_needs_it(tmp_path: Path) -> None:
