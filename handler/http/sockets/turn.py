@@ -17,6 +17,10 @@ _OF_RESPONSES = ("type", "sequence_number", "logprobs", "part")
 """The fields of /v1/responses events that realtime events lack, or have with other values."""
 
 
+_CREATED, _IN_PROGRESS = b'{"type":"response.created"', b'{"type":"response.in_progress"'
+"""The beginnings of two events that repeat the settings. They may be large, and are not needed here."""
+
+
 class TextTurn(EventSender):
     """Sends a response of /v1/responses in realtime events.
 
@@ -49,7 +53,9 @@ class TextTurn(EventSender):
         self.disconnect()
 
     def event(self, event: bytes) -> None:
-        if not self.is_over:
+        if event.startswith(_CREATED):
+            event = _CREATED + b"}"
+        if not (self.is_over or event.startswith(_IN_PROGRESS)):
             self._translate(loads(event))
 
     def error(self, event: dict[str, Any]) -> None:

@@ -5,11 +5,13 @@ Sources: OpenAI's API reference, "Conversations"; the types of its Python client
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.media import MediaSource
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.readers import NamedValue, metadata
@@ -31,19 +33,15 @@ class NewItems(NamedTuple):
 
     Attributes:
         items: the items as they are stored.
+        kept: the same items as JSON.
         ignored: names in the body that have no effect.
+        media: the media in the items.
     """
 
     items: Sequence[dict[str, Any]]
+    kept: Sequence[KeptItem]
     ignored: Sequence[str]
-
-    def kept(self) -> list[KeptItem]:
-        """Encode the items.
-
-        Raises:
-            InvalidPayload: an item cannot be encoded.
-        """
-        return kept_items(self.items)
+    media: Sequence[MediaSource]
 
 
 class _ItemsReader(InputReader):
@@ -56,12 +54,22 @@ class _ItemsReader(InputReader):
             InvalidPayload: an item is invalid. The message contains its path.
         """
         for index, item in enumerate(items):
-            at, kind = f"items[{index}]", type_of(item)
-            if kind == "item_reference":
-                raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
-            if kind == TRIGGER:
-                raise InvalidPayload(f"{at}: '{TRIGGER}' is not supported in a conversation: send it in a response")
-            self._item(item, at)
+            self.check_item(item, f"items[{index}]")
+
+    def check_item(self, item: Any, at: str) -> None:
+        """Check one item. `at` is its path for error messages."""
+        kind = type_of(item)
+        if kind == "item_reference":
+            raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
+        if kind == TRIGGER:
+            raise InvalidPayload(f"{at}: '{TRIGGER}' is not supported in a conversation: send it in a response")
+        self._item(item, at)
+
+    def media(self) -> Sequence[MediaSource]:
+        """Return the media in the items that have been checked."""
+        self._add_shown()
+        self._join_turns()
+        return self.conversation().media
 
 
 def read_body(body: Any, *names: str) -> Mapping[str, Any]:
@@ -113,14 +121,41 @@ def read_items(
     if len(items) > MAX_ITEMS:
         raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MAX_ITEMS}")
     reader = _ItemsReader(context, RequestContext(owner=owner), calls)
-    try:
+    with _in_words_of("items[]"):
         reader.check(items)
-    except (InvalidParameter, InvalidPayload) as error:
-        raise type(error)(_in_conversation_words(error.message)) from None
     check_ids(items, "items")
     names = [name for name in body if name not in ("items", "metadata")]
-    ignored = report_unknown([*names, *map(_in_conversation_words, reader.unknown)], body, context)
-    return NewItems(with_ids(items), ignored)
+    unknown = [name.replace("input[]", "items[]") for name in reader.unknown]
+    ignored = report_unknown([*names, *unknown], body, context)
+    kept = with_ids(items)
+    return NewItems(kept, kept_items(kept), ignored, reader.media())
+
+
+def check_item(
+    item: Any, at: str, context: ServerContext, owner: str, calls: Mapping[str, str]
+) -> Sequence[MediaSource]:
+    """Check one item that is added to a conversation, and return the media in it.
+
+    Args:
+        at: path of the item for error messages.
+        calls: as for `read_items`.
+
+    Raises:
+        InvalidParameter, InvalidPayload: the item is invalid.
+    """
+    reader = _ItemsReader(context, RequestContext(owner=owner), calls)
+    with _in_words_of(at):
+        reader.check_item(item, at)
+    return reader.media()
+
+
+@contextlib.contextmanager
+def _in_words_of(at: str) -> Iterator[None]:
+    """Name the items of a conversation in errors about a request's input."""
+    try:
+        yield
+    except (InvalidParameter, InvalidPayload) as error:
+        raise type(error)(error.message.replace("input[]", at)) from None
 
 
 def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
@@ -157,8 +192,3 @@ def new_conversation(metadata: dict[str, str]) -> Conversation:
 
 def deleted_conversation(id: str) -> DeletedConversation:
     return {"id": id, "object": "conversation.deleted", "deleted": True}
-
-
-def _in_conversation_words(text: str) -> str:
-    """Return an error message or field name with `items` in place of `input`."""
-    return text.replace("input[]", "items[]")

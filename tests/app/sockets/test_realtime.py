@@ -101,7 +101,10 @@ def test_one_response_at_a_time_and_its_cancel(echo_server: LiveServer) -> None:
 
 REFUSED = [
     ({"type": "session.update", "session": {"output_modalities": ["audio"]}}, "session.output_modalities"),
-    ({"type": "session.update", "session": {"audio": {"output": {"voice": "x"}}}}, "session.audio"),
+    ({"type": "session.update", "session": {"audio": {"output": "x"}}}, "session.audio.output"),
+    ({"type": "session.update", "session": {"truncation": {"type": "retention_ratio"}}}, "session.truncation"),
+    ({"type": "session.update", "session": {"include": ["x"]}}, "session.include"),
+    ({"type": "session.update", "session": {"prompt": {"id": "x"}}}, "session.prompt"),
     ({"type": "session.update", "session": {"temperature": 1}}, "session.temperature"),
     ({"type": "session.update", "session": {"max_output_tokens": 0}}, "session.max_output_tokens"),
     ({"type": "session.update", "session": {"model": "other"}}, "session.model"),
