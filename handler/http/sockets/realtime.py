@@ -265,11 +265,10 @@ class RealtimeReader:
             raise EventError(message, "response_cancel_not_active", "response_id")
         turn.cancel()
 
-    def _add_output(self, items: Sequence[dict[str, Any]]) -> None:
-        """Add the items of a response to the conversation."""
+    def _add_output(self, item: dict[str, Any]) -> None:
+        """Add an item of a response to the conversation."""
         try:
-            for item in items:
-                self._conversation.add(ConversationItem.of(item))
+            self._conversation.add(ConversationItem.of(item))
         except ServingError as error:
             self._fail(error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handler.core.framing import loads
@@ -145,7 +145,8 @@ class ConversationTurn(TextTurn):
 
     Args:
         conversation_id: id of the conversation.
-        add: adds the items to the conversation.
+        add: adds an item to the conversation, as soon as it is complete. A client may send the output of a call at
+            once, before the end of the response.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class ConversationTurn(TextTurn):
         settings: Mapping[str, Any],
         metadata: object,
         conversation_id: str,
-        add: Callable[[Sequence[dict[str, Any]]], None],
+        add: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__(socket, send, settings, metadata)
         self.conversation_id = conversation_id
@@ -163,11 +164,9 @@ class ConversationTurn(TextTurn):
 
     def _send_item(self, kind: str, index: int, item: dict[str, Any]) -> None:
         super()._send_item(kind, index, item)
+        if kind == "output_item.done":
+            self._add(item)
         self._send(f"conversation.item.{kind.removeprefix('output_item.')}", previous_item_id=None, item=item)
-
-    def _done(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> None:
-        self._add(self._items)
-        super()._done(status, details, usage)
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
