@@ -71,7 +71,7 @@ class ResponsesReader:
         try:
             name = lane_name(event)
             output = EventSender(self._session.socket, name)
-            self._session.start(name, self._session.num_held, functools.partial(self._create, name, event, size))
+            self._session.start(name, None, functools.partial(self._create, name, event, size))
         except (InvalidLane, TooManyLanes) as error:
             code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
             output.error(refusal_event(error, code=code, param="stream_id"))

@@ -173,7 +173,7 @@ class SocketSession:
             if self.socket.flow.write_paused:
                 await self.socket.flow.drain()
             self._is_reading = False
-            memory.close()
+            self._read_share.close()
 
     def _fail(self, error: Exception, lane: str = "") -> None:
         """Send the error that ended a message's work. It must not end the work of other messages."""
@@ -195,11 +195,6 @@ class SocketSession:
             raise InvalidPayload("the message must be a JSON object")
         return value
 
-    @property
-    def num_held(self) -> int:
-        """Return the bytes of memory that the message that is being read and its value need."""
-        return self._read_share.size
-
     async def call(self, size: int, use: Callable[[], T]) -> T:
         """Call a function that processes `size` bytes. Large inputs are processed on a thread, in turns."""
         return await self.model.admission.process(size, use, self.owner, apart=False)
@@ -214,12 +209,13 @@ class SocketSession:
         """
         return self._memory.hold(size)
 
-    def start(self, lane: str, size: int, do: Callable[[], Awaitable[None]]) -> None:
+    def start(self, lane: str, size: int | None, do: Callable[[], Awaitable[None]]) -> None:
         """Do work after the earlier work of its lane, unless the connection is closed.
 
         Args:
             lane: name of the lane.
-            size: bytes of the memory quota that the work holds.
+            size: bytes of the memory quota that the work holds. With None, it holds what the message that is being read
+                and its value hold.
 
         Raises:
             InvalidParameter: there are too many lanes.
@@ -228,7 +224,11 @@ class SocketSession:
         if self.closed.is_set():
             return
         self._lanes.check(lane)
-        self._lanes.add(lane, LaneWork(do, self.hold(size)))
+        if size is None:
+            memory, self._read_share = self._read_share, self.hold(0)
+        else:
+            memory = self.hold(size)
+        self._lanes.add(lane, LaneWork(do, memory))
 
     async def respond(self, path: str, body: bytes, output: EventSender, content_type: str = JSON) -> None:
         """Send a request to the route with a path, and the events of its response to an output.
