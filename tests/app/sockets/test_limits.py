@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import zlib
 from collections.abc import Iterator
 
@@ -74,13 +76,25 @@ def test_a_bomb_is_refused(limited_server: LiveServer) -> None:
     assert limited_server.ping() == 200
 
 
-def test_a_connection_has_a_maximum_life() -> None:
-    with (
-        serve("--engine", "echo", "-o", "option.websockets_seconds=1") as server,
-        open_socket(server, "/v1/responses") as client,
-    ):
-        assert receive(client)["error"]["code"] == "websocket_connection_limit_reached"
-        with pytest.raises(ConnectionClosed) as closed:
-            client.recv(SECONDS)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1001
+def test_the_end_of_a_connection_tells_a_maximum_life_from_a_stop() -> None:
+    with serve("--engine", "echo", "-o", "option.websockets_seconds=1") as server:
+        with open_socket(server, "/v1/responses") as client:
+            assert receive(client)["error"]["code"] == "websocket_connection_limit_reached"
+            assert "option.websockets_seconds" in close_reason(client)
+        for path in (INVOKE, "/v1/realtime", "/v1/chat/completions"):
+            with open_socket(server, path) as client:
+                assert "option.websockets_seconds" in close_reason(client)
+    with serve("--engine", "echo") as server, open_socket(server, INVOKE) as client:
+        server.send_signal(signal.SIGTERM)
+        assert close_reason(client) == "the server is stopping"
+
+
+def close_reason(client: ClientConnection) -> str:
+    """Return the reason with which the server closes a connection that sends at most one more message."""
+    with contextlib.suppress(ConnectionClosed):
+        client.recv(SECONDS)
+    with pytest.raises(ConnectionClosed) as closed:
+        client.recv(SECONDS)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1001
+    return closed.value.rcvd.reason
