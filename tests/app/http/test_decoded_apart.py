@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -84,7 +84,7 @@ def text_of(size: int) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a" * size}]}
 
 
-MESSAGES: dict[str, tuple[str, Any]] = {
+MESSAGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "responses": ("/v1/responses", lambda text: {"type": "response.steer", "input": [text]}),
     "an unknown event": ("/v1/responses", lambda text: {"type": text}),
     "realtime": ("/v1/realtime", lambda text: {"type": "conversation.item.create", "item": text}),
@@ -111,7 +111,7 @@ def test_a_message(server: LiveServer, name: str, size: int) -> None:
     check(steps, size)
 
 
-ROUTES = {
+ROUTES: dict[str, Callable[[Any], Any]] = {
     "/v1/conversations": lambda text: {"items": [text]},
     "/v1/conversations/conv_1": lambda text: {"metadata": {}, "x": text},
     "/v1/conversations/conv_1/items": lambda text: {"items": [text]},
