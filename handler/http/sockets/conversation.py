@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.framing import dumps_decoded
@@ -79,7 +79,8 @@ class RealtimeConversation:
         Args:
             previous: as for `add`.
         """
-        return _calls_in([*self.items.values()][: self._index(previous)])
+        before = [*self.items.values()][: self._index(previous)]
+        return {item.call: _CALL for item in before if item.call}
 
     def add(self, item: ConversationItem, previous: object = None) -> str | None:
         """Add an item, and return the id of the item before it.
@@ -135,14 +136,12 @@ def _no_item(id: object, param: str) -> EventError:
     return EventError(f"{param}={show(id)}: no item of the conversation has this id", "item_not_found", param)
 
 
-def _calls_in(items: Iterable[ConversationItem]) -> dict[str, str]:
-    return {item.call: _CALL for item in items if item.call}
-
-
 def check_outputs(items: Sequence[ConversationItem]) -> None:
     """Raise EventError if a call has been deleted, but not its output, which no model can read alone."""
-    for index, item in enumerate(items):
-        if item.output_of and item.output_of not in _calls_in(items[:index]):
+    calls = set[str]()
+    for item in items:
+        calls.add(item.call)
+        if item.output_of and item.output_of not in calls:
             raise EventError(
                 f"the item {item.id!r} is the output of a call that is not before it; delete the item",
                 "invalid_value",

@@ -125,7 +125,7 @@ class TextTurn(EventSender):
         self._send("response.done", response=self._response(status, details, usage))
 
     def _response(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        limit = self._settings.get("max_output_tokens", "inf")
+        limit = self._settings.get("max_output_tokens") or "inf"
         return {
             "id": self.id,
             "object": "realtime.response",
