@@ -33,7 +33,7 @@ from handler.protocols.openai.api import OpenAiBatch
 from handler.protocols.openai.batches import DAY, LIFETIME, NewFile
 from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore
 from handler.serving.compression import body_decoder, content_encoding
-from handler.serving.large_bodies import LARGE, most_decoded
+from handler.serving.large_bodies import LARGE, max_decoded
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 
@@ -159,7 +159,7 @@ def _decode_request(model: ServedModel, request: bytes) -> Any:
     """Decode a request. A large one is decoded in the queue for large bodies, which blocks the calling thread."""
     bodies = model.preprocessor.large_bodies
     with Share(model.admission.memory) as memory:
-        memory.take(len(request) + most_decoded(request))
+        memory.take(len(request) + max_decoded(request))
         if len(request) < LARGE:
             return bodies.read(request)[0]
         return bodies.submit(len(request), functools.partial(bodies.read, request)).result()[0]

@@ -17,7 +17,7 @@ from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect
 from handler.serving.custom_handle import CustomHandle
-from handler.serving.large_bodies import LARGE, most_decoded
+from handler.serving.large_bodies import LARGE, max_decoded
 from handler.serving.media.loader import MediaLoader, media_rules
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Quota
@@ -179,7 +179,7 @@ class Admission:
             ServingError: the body is not valid JSON or contains too much data, or `hold` has raised the error.
         """
         size = len(body)
-        hold(size + await self.process(size, functools.partial(most_decoded, body), owner))
+        hold(size + await self.process(size, functools.partial(max_decoded, body), owner))
         read = functools.partial(self.preprocessor.large_bodies.read, body, unique_keys=unique_keys)
         value, measured = await self.process(size, read, owner)
         if measured:

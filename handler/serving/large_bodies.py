@@ -125,7 +125,7 @@ class LargeBodies:
         self._threads.shutdown()
 
 
-def most_decoded(body: bytes) -> int:
+def max_decoded(body: bytes) -> int:
     """Return the maximum memory, in bytes, that the value which `LargeBodies.read` returns needs."""
     return decoded_size(body, MOST_DECODED if len(body) >= LARGE else sys.maxsize)
 

@@ -200,8 +200,8 @@ class RealtimeReader:
 
     async def _retrieve_item(self, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
-        found = await self._encoded(item.size, "conversation.item.retrieved", item=raw(item.event))
-        self._session.socket.send_text(found)
+        retrieved = await self._encoded(item.size, "conversation.item.retrieved", item=raw(item.event))
+        self._session.socket.send_text(retrieved)
 
     async def _refuse_truncation(self, event: Mapping[str, Any], size: int) -> None:
         message = "conversation.item.truncate cuts audio output, which is not supported"
