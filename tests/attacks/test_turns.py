@@ -109,7 +109,7 @@ BODIES = {
 def test_a_body_makes_nobody_wait(server: ServerProcess, path: str, fill: str) -> None:
     body = BODIES[path] % FILLS[fill](BODY - 1000)
     headers = {"content-type": "application/json"}
-    with answering(server, most=LONGEST):
+    with answering(server):
         answer = http.post(server.url + path, content=body, headers=headers, timeout=PATIENCE)
     assert answer.status_code in (400, 404, 413, 424), answer.text[:200]
 
