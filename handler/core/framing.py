@@ -68,8 +68,17 @@ def dumps_decoded(value: Any) -> bytes:
     try:
         return dumps(value)
     except TypeError:  # an integer of more than 64 bits
-        finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
-        return json.dumps(finite, separators=(",", ":"), ensure_ascii=False).encode()
+        return dumps(_with_long_integers(value))
+
+
+def _with_long_integers(value: Any) -> Any:
+    """Return a copy of a decoded value in which integers of more than 64 bits are encoded."""
+    if isinstance(value, dict):
+        return {name: _with_long_integers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_with_long_integers(member) for member in value]
+    is_long = isinstance(value, int) and not -(1 << 63) <= value < 1 << 64
+    return orjson.Fragment(b"%d" % value) if is_long else value
 
 
 def refuse_constant(name: str) -> None:

@@ -32,13 +32,13 @@ from handler.http.inference import (
     Handle,
     Responded,
     declared_length,
+    decode_short_body,
     read_short_body,
     send_refusal,
     send_start,
 )
 from handler.http.routes import json_handler
 from handler.http.urls import query_of
-from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.openai.batches import read_batch, read_file
@@ -207,7 +207,8 @@ class BatchRoutes(StoreRoutes):
     async def _create(self, scope: Scope, receive: Receive) -> Responded:
         store = self.store
         body = await read_short_body(scope, receive, _FORM, self._model)
-        params = read_batch(decode(body), self._endpoints, self._model.context)
+        value = await decode_short_body(scope, body, self._model)
+        params = read_batch(value, self._endpoints, self._model.context)
         batch = await self.call(BatchStore.create, owner_in(scope), params)
         store.created.set()
         return batch, params.ignored

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -15,7 +14,7 @@ from handler.core.errors import InvalidPayload
 from handler.http.inference import Endpoint, Responded, read_body
 from handler.http.stored_calls import StoredCall, stored_handler
 from handler.protocols.kernel import body as bodies
-from handler.protocols.openai.api import ERRORS, listed, read_page
+from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.responses.conversations import (
     NewItems,
     calls_in,
@@ -30,7 +29,7 @@ from handler.protocols.responses.conversations import read_body as read_object
 from handler.serving.compression import check_encoding, content_encoding, inflate
 from handler.serving.conversations import Conversations
 from handler.serving.database import load_json
-from handler.serving.large_bodies import LARGE, MOST_DECODED
+from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
 
@@ -61,11 +60,10 @@ class ConversationRoutes:
         body = await self._read(call)
         value = read_object({} if body is None else body, "items", "metadata")
         conversation = new_conversation(read_metadata(value))
-        new = await self._run(call, functools.partial(self._items, call, value, {}, required=False))
-        kept = new.kept()
+        new = await self._items(call, value, {}, required=False)
 
         def create(conversations: Conversations) -> tuple[int, Any]:
-            return conversations.create(call.owner, {**conversation}, kept), conversation
+            return conversations.create(call.owner, {**conversation}, new.kept), conversation
 
         return await _change(call, create), new.ignored
 
@@ -77,9 +75,9 @@ class ConversationRoutes:
         if "metadata" not in body:
             raise InvalidPayload("'metadata' is missing")
         pairs = read_metadata(body)
-        ignored = bodies.report_unknown(
-            [name for name in body if name != "metadata"], body, self._model.preprocessor.context
-        )
+        names = [name for name in body if name != "metadata"]
+        report = functools.partial(bodies.report_unknown, names, body, self._model.preprocessor.context)
+        ignored = await self._run(call, report)
         return await _change(call, lambda stored: stored.update(call.owner, call.id, pairs)), ignored
 
     async def _delete(self, call: StoredCall) -> Responded:
@@ -99,12 +97,11 @@ class ConversationRoutes:
         if has_outputs(body):
             items = await _look(call, functools.partial(_all_items, call))
             calls = await self._run(call, lambda: calls_in([load_json(item) for item in items]))
-        new = await self._run(call, functools.partial(self._items, call, body, calls))
-        kept = new.kept()
+        new = await self._items(call, body, calls)
 
         def add(conversations: Conversations) -> tuple[int, None]:
             number = conversations.find(call.owner, call.id).number
-            conversations.append(number, kept)
+            conversations.append(number, new.kept)
             return number, None
 
         await _change(call, add)
@@ -114,13 +111,11 @@ class ConversationRoutes:
         query = call.query
         check_include(_included(query))
         page = read_page(query)
-        items, has_more = await _look(call, lambda stored: stored.page(call.owner, call.id, page, call.take))
-        return listed([load_json(item) for item in items], has_more=has_more), ()
+        return await _look(call, functools.partial(_page, call, page)), ()
 
     async def _item(self, call: StoredCall) -> Responded:
         check_include(_included(call.query))
-        item = await _look(call, lambda stored: stored.item(call.owner, call.id, call.item, call.take))
-        return load_json(item), ()
+        return await _look(call, lambda stored: load_json(stored.item(call.owner, call.id, call.item, call.take))), ()
 
     async def _delete_item(self, call: StoredCall) -> Responded:
         return await _change(call, lambda stored: (0, stored.delete_item(call.owner, call.id, call.item))), ()
@@ -134,18 +129,16 @@ class ConversationRoutes:
         body = await read_body(call.scope, call.receive, limit, self._model, call.memory)
         if encoding:
             body = await self._run(call, lambda: _inflated(body, encoding, limit, call.memory), size=LARGE)
-        if not body.strip():
+        if not body or body.isspace():
             return None
-        call.memory.take(bodies.decoded_size(body, MOST_DECODED if len(body) >= LARGE else sys.maxsize))
-        return await self._run(call, functools.partial(self._decode, body), size=len(body))
+        return await self._model.admission.decode(body, call.memory.set, call.owner)
 
-    def _decode(self, body: bytes) -> Any:
-        if len(body) < LARGE:
-            return bodies.decode(body)
-        return self._model.preprocessor.large_bodies.decode(body, plain=False, unique_keys=True)[0]
-
-    def _items(self, call: StoredCall, body: Any, calls: dict[str, str], *, required: bool = True) -> NewItems:
-        return read_items(body, self._model.preprocessor.context, call.owner, calls, required=required)
+    async def _items(self, call: StoredCall, body: Any, calls: dict[str, str], *, required: bool = True) -> NewItems:
+        context = self._model.preprocessor.context
+        read = functools.partial(read_items, body, context, call.owner, calls, required=required)
+        new = await self._run(call, read)
+        await self._model.admission.check_media(new.media, call.owner)
+        return new
 
     async def _run(self, call: StoredCall, use: Callable[[], T], *, size: int | None = None) -> T:
         """Call `use`, on a thread if there is much to read. By default, the memory that the call holds decides."""
@@ -169,6 +162,11 @@ def _all_items(call: StoredCall, conversations: Conversations) -> list[bytes]:
     stored = conversations.find(call.owner, call.id)
     call.take(stored.size)
     return conversations.items(stored.number)
+
+
+def _page(call: StoredCall, page: Page, conversations: Conversations) -> dict[str, Any]:
+    items, has_more = conversations.page(call.owner, call.id, page, call.take)
+    return listed([*map(load_json, items)], has_more=has_more)
 
 
 def _inflated(body: bytes, encoding: str, limit: int, memory: Share) -> bytes:

@@ -14,8 +14,17 @@ from handler import __version__
 from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, ModelNotFound, NotFound, ServingError
 from handler.core.values import Task
-from handler.http.inference import Endpoint, Handle, Inference, read_short_body, send_answer, send_json, shows
-from handler.protocols.kernel.body import PYDANTIC, decode
+from handler.http.inference import (
+    Endpoint,
+    Handle,
+    Inference,
+    decode_short_body,
+    read_short_body,
+    send_answer,
+    send_json,
+    shows,
+)
+from handler.protocols.kernel.body import PYDANTIC
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.texts import MAX_TEXTS, read_string
@@ -107,7 +116,7 @@ class VllmRoutes:
             )
         self._model.adapters.registry.check()
         body = await read_short_body(scope, receive, _BODY, self._model)
-        value = decode(body)
+        value = await decode_short_body(scope, body, self._model)
         if not isinstance(value, dict):
             raise InvalidPayload("the body must be a JSON object with 'lora_name'")
         refuse = self._model.config.unknown_parameters == "refuse"

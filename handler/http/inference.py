@@ -182,6 +182,16 @@ async def read_short_body(scope: Scope, receive: Receive, limit: int, model: Ser
     return b"".join(inflate(body, encoding, limit)) if encoding else body
 
 
+async def decode_short_body(scope: Scope, body: bytes, model: ServedModel) -> Any:
+    """Return the value of a JSON body that `read_short_body` has read.
+
+    Raises:
+        ServingError: the body is not valid JSON or contains too much data, or there is not enough memory.
+    """
+    with Share(model.admission.memory) as memory:
+        return await model.admission.decode(body, memory.set, owner_of(scope["headers_by_name"]))
+
+
 def declared_length(scope: Scope) -> int:
     """Return the value of the Content-Length header, or 0 if the header is missing or invalid."""
     length: str = scope["headers_by_name"].get("content-length", "").lstrip("0")

@@ -29,13 +29,13 @@ from handler.protocols.anthropic.batches import (
     new_message_batch,
     read_message_page,
 )
-from handler.protocols.kernel import body
 from handler.protocols.openai.api import OpenAiBatch
 from handler.protocols.openai.batches import DAY, LIFETIME, NewFile
 from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore
 from handler.serving.compression import body_decoder, content_encoding
-from handler.serving.large_bodies import LARGE
+from handler.serving.large_bodies import LARGE, max_decoded
 from handler.serving.model import ServedModel
+from handler.serving.quota import Share
 
 _PART = 1 << 18  # approximate number of bytes of results to send at once
 _BODY = "the body"
@@ -157,11 +157,12 @@ class _Requests:
 
 def _decode_request(model: ServedModel, request: bytes) -> Any:
     """Decode a request. A large one is decoded in the queue for large bodies, which blocks the calling thread."""
-    if len(request) < LARGE:
-        return body.decode(request)
     bodies = model.preprocessor.large_bodies
-    decode = functools.partial(bodies.decode, request, plain=False, unique_keys=True)
-    return bodies.submit(len(request), decode).result()[0]
+    with Share(model.admission.memory) as memory:
+        memory.take(len(request) + max_decoded(request))
+        if len(request) < LARGE:
+            return bodies.read(request)[0]
+        return bodies.submit(len(request), functools.partial(bodies.read, request)).result()[0]
 
 
 def _shown(batch: OpenAiBatch) -> MessageBatch:

@@ -30,6 +30,7 @@ from handler.http.inference import (
     Headers,
     Inference,
     Responded,
+    decode_short_body,
     encoded,
     read_short_body,
     send_answer,
@@ -41,7 +42,6 @@ from handler.protocols.anthropic import models as anthropic_models
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.anthropic.api import VERSION_HEADER
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
-from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
@@ -235,20 +235,19 @@ class AdapterRoutes:
         values: dict[str, Any] = dict(_query(scope))
         body = await read_short_body(scope, receive, _BODY, self._model)
         if body.strip():
-            for name, value in _object(body).items():
+            for name, value in (await self._object(scope, body)).items():
                 if values.setdefault(name, value) != value:
                     raise BadRequest(f"{name} has different values in the query and in the body")
         return read_adapter_call(values, refuse_unknown=self._model.config.unknown_parameters == "refuse")
 
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        value = decode(body)
-    except InvalidPayload as error:
-        raise BadRequest(error.message) from None
-    if not isinstance(value, dict):
-        raise BadRequest("the body must be a JSON object with 'name' and 'src'")
-    return value
+    async def _object(self, scope: Scope, body: bytes) -> dict[str, Any]:
+        try:
+            value = await decode_short_body(scope, body, self._model)
+        except InvalidPayload as error:
+            raise BadRequest(error.message) from None
+        if not isinstance(value, dict):
+            raise BadRequest("the body must be a JSON object with 'name' and 'src'")
+        return value
 
 
 def _query(scope: Scope) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
@@ -99,8 +100,11 @@ def stored_handler(
         try:
             if scope["method"] in ("POST", "DELETE"):
                 model.availability.check_open()
-            value, ignored = await respond(StoredCall(scope, receive, store_of(model, subject), memory))
-            response = HttpResponse(200, JSON.content_type, dumps(value))
+            call = StoredCall(scope, receive, store_of(model, subject), memory)
+            value, ignored = await respond(call)
+            size, encode = memory.size // BODY_MEMORY, functools.partial(dumps, value)
+            body = await model.admission.process(size, encode, call.owner, apart=False)
+            response = HttpResponse(200, JSON.content_type, body)
             memory.take(len(response.body))
         except ServingError as error:
             return ERRORS.whole(error), ()

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import InvalidPayload
+from handler.core.media import MediaSource
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect
 from handler.serving.custom_handle import CustomHandle
-from handler.serving.large_bodies import LARGE
+from handler.serving.large_bodies import LARGE, max_decoded
 from handler.serving.media.loader import MediaLoader, media_rules
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Quota
@@ -157,9 +158,39 @@ class Admission:
         """Call `use`, which processes a body of `size` bytes, on a thread for bodies of this size."""
         return self.submit(use, size, owner, apart=size >= LARGE)
 
-    async def process(self, size: int, use: Callable[[], T], owner: str) -> T:
-        """Call `use`, which processes `size` bytes, and return its result. Small values are processed on the loop."""
-        return use() if size < PARSE_INLINE else await self.run(size, use, owner)
+    async def process(self, size: int, use: Callable[[], T], owner: str, *, apart: bool = True) -> T:
+        """Call `use`, which processes `size` bytes, and return its result. Small values are processed on the loop.
+
+        Args:
+            apart: whether large values are processed on a thread for large bodies.
+        """
+        if size < PARSE_INLINE:
+            return use()
+        return await self.submit(use, size, owner, apart=apart and size >= LARGE)
+
+    async def decode(self, body: bytes, hold: Callable[[int], object], owner: str, *, unique_keys: bool = True) -> Any:
+        """Return the value of a JSON body that no plan decodes, in the same way: it is measured before it is decoded,
+        and a large one is decoded in a separate process.
+
+        Args:
+            hold: called with the bytes of memory that the body and its value need.
+
+        Raises:
+            ServingError: the body is not valid JSON or contains too much data, or `hold` has raised the error.
+        """
+        size = len(body)
+        hold(size + await self.process(size, functools.partial(max_decoded, body), owner))
+        read = functools.partial(self.preprocessor.large_bodies.read, body, unique_keys=unique_keys)
+        value, measured = await self.process(size, read, owner)
+        if measured:
+            hold(size + measured)
+        return value
+
+    async def check_media(self, sources: Sequence[MediaSource], owner: str) -> None:
+        """Raise ServingError if media that a client has sent, and not only their address, cannot be decoded."""
+        sent = [source for source in sources if source.data is not None]
+        if sent:
+            (await self.on_loop(self.media.load(sent, owner))).reservation.close()
 
     def write(self, feed: Callable[[], bytes], owner: str, *, keeps: bool) -> asyncio.Future[bytes] | None:
         """Run `feed`, which produces the end of a response, on a thread.

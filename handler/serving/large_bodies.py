@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -22,7 +23,7 @@ from handler.engines.process.sandbox import (
     Sandbox,
     Work,
 )
-from handler.protocols.kernel.body import decode_in_python, decode_text, value_size
+from handler.protocols.kernel.body import decode, decode_in_python, decode_text, decoded_size, value_size
 from handler.serving.quota import Quota
 from handler.serving.turns import Flow, TurnThreads
 
@@ -84,6 +85,14 @@ class LargeBodies:
         future.add_done_callback(lambda _: self._waiting.change(1, 0, large=slow))
         return future
 
+    def read(self, body: bytes, *, unique_keys: bool = True) -> tuple[Any, int]:
+        """Return the value of a JSON body of any size, and its size in memory, or 0 for a small body, which is decoded
+        in this process. A large body must be read on one of the threads (see `decode`).
+        """
+        if len(body) < LARGE:
+            return decode(body, unique_keys=unique_keys), 0
+        return self.decode(body, plain=False, unique_keys=unique_keys)
+
     def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> tuple[Any, int]:
         """Return the decoded value of a body, and its size in memory, in bytes. This must be called on one of the
         threads, because the process ends with the thread that started it.
@@ -114,6 +123,11 @@ class LargeBodies:
         """Stop the process and the threads."""
         self._process.close()
         self._threads.shutdown()
+
+
+def max_decoded(body: bytes) -> int:
+    """Return the maximum memory, in bytes, that the value which `LargeBodies.read` returns needs."""
+    return decoded_size(body, MOST_DECODED if len(body) >= LARGE else sys.maxsize)
 
 
 # -- the code that runs in the process ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from tests.servers import LiveServer, wait_for
 from tests.servers import serve as serve_process
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
 STORE = ("--engine", "echo", "-o", "option.responses_store=memory")
 
@@ -270,6 +271,7 @@ def test_a_conversation_belongs_to_its_key(server: LiveServer) -> None:
         ({"items": [{"type": "item_reference", "id": "a"}]}, 400, "items[0]: 'item_reference' is not supported"),
         ({"items": [{"type": "compaction", "encrypted_content": "x"}]}, 400, "items[0].encrypted_content"),
         ({"items": [{"type": "strange"}]}, 400, "items[0]: 'strange' is not supported"),
+        ({"items": [{"role": "user", "content": [IMAGE]}]}, 400, "items[0].content[0].image_url: it is not"),
         ({"items": [{**user("a"), "id": 7}]}, 400, "items[0].id=7: must have"),
         ({"items": [{**user("a"), "id": "a/b"}]}, 400, 'items[0].id="a/b": must have'),
         ({"items": [{**user("a"), "id": "b" * 65}]}, 400, "items[0].id="),

@@ -12,7 +12,7 @@ from websockets.frames import CloseCode
 
 from handler.http.exchange import WriteFlow
 from handler.http.protocol import LINGER_SECONDS
-from handler.http.sockets.base import Lifetime, Receiver, SocketLimits, is_utf8
+from handler.http.sockets.base import STOPPING, Lifetime, Receiver, SocketLimits, is_utf8
 from handler.http.sockets.handshake import choose_subprotocol
 from handler.serving.quota import Quota
 
@@ -155,7 +155,7 @@ class AsgiSocket:
             self._end()
 
     def shutdown(self) -> None:
-        self.close(CloseCode.GOING_AWAY, "the server is stopping")
+        self.close(CloseCode.GOING_AWAY, STOPPING)
 
     def abort(self) -> None:
         self._outbox.clear()

@@ -13,6 +13,8 @@ from handler.serving.quota import Quota
 
 FIRST_SECONDS = 60.0  # maximum seconds until the first message
 LAST_SECONDS = 60.0  # seconds that running responses have left when a connection reaches its maximum lifetime
+STOPPING = "the server is stopping"
+EXPIRED = "the connection has reached its maximum lifetime (option.websockets_seconds)"
 
 
 class SocketLimits(NamedTuple):
@@ -119,7 +121,7 @@ class Lifetime:
             if not (self.has_messages or self._is_expired):
                 socket.close(CloseCode.POLICY_VIOLATION, f"no message within {FIRST_SECONDS:g} s")
         elif self._is_expired:
-            socket.close(CloseCode.GOING_AWAY, "the connection has reached its maximum lifetime")
+            socket.close(CloseCode.GOING_AWAY, EXPIRED)
         else:
             self._is_expired = True
             self._ends_at = self._loop.time() + LAST_SECONDS

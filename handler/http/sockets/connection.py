@@ -13,7 +13,7 @@ from websockets.server import ServerProtocol
 
 from handler.http.exchange import ConnectionFlow, Successor
 from handler.http.protocol import LINGER_SECONDS, LoopTurns, Timer
-from handler.http.sockets.base import Lifetime, Receiver, SocketLimits, is_utf8
+from handler.http.sockets.base import STOPPING, Lifetime, Receiver, SocketLimits, is_utf8
 from handler.http.sockets.handshake import Handshake, library_log
 from handler.http.sockets.parser import MessageParser
 from handler.serving.quota import Quota
@@ -123,7 +123,7 @@ class WebSocket(Successor):
 
     def shutdown(self) -> None:
         """Close the connection because the server is stopping."""
-        self.close(CloseCode.GOING_AWAY, "the server is stopping")
+        self.close(CloseCode.GOING_AWAY, STOPPING)
 
     def drain(self) -> None:
         """Tell the receiver that the server is stopping."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.framing import dumps_decoded
 from handler.core.values import new_digits
 from handler.http.sockets.settings import EventError
+from handler.protocols.kernel.readers import show
 from handler.serving.quota import Share
 
 _MAX_ITEMS = 1024  # maximum number of items of a conversation
-
+_CALL = "function_call"
 
 _PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "assistant": ("output_text", "text")}
 """Maps roles to the types of their parts."""
@@ -23,16 +24,23 @@ class ConversationItem(NamedTuple):
     Attributes:
         event: the item in realtime events, as JSON.
         input: the item in the input of a request for /v1/responses, as JSON.
+        call: id of the call that the item is, or "".
+        output_of: id of the call whose output the item is, or "".
     """
 
     id: str
     event: bytes
     input: bytes
+    call: str
+    output_of: str
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> ConversationItem:
         """Encode an item."""
-        return cls(fields["id"], dumps_decoded(fields), dumps_decoded(_input_item(fields)))
+        call, output_of = (
+            str(fields.get("call_id")) if fields["type"] == kind else "" for kind in (_CALL, f"{_CALL}_output")
+        )
+        return cls(fields["id"], dumps_decoded(fields), dumps_decoded(_input_item(fields)), call, output_of)
 
     @property
     def size(self) -> int:
@@ -60,6 +68,20 @@ class RealtimeConversation:
         """Return the id of the last item."""
         return next(reversed(self.items), None)
 
+    @property
+    def size(self) -> int:
+        """Return the total size of the items, in bytes."""
+        return sum(item.size for item in self.items.values())
+
+    def calls_before(self, previous: object) -> dict[str, str]:
+        """Return the types of the calls before an item that is added after `previous`, by their ids.
+
+        Args:
+            previous: as for `add`.
+        """
+        before = [*self.items.values()][: self._index(previous)]
+        return {item.call: _CALL for item in before if item.call}
+
     def add(self, item: ConversationItem, previous: object = None) -> str | None:
         """Add an item, and return the id of the item before it.
 
@@ -70,22 +92,24 @@ class RealtimeConversation:
             ServingError: the item cannot be added.
         """
         if item.id in self.items:
-            raise EventError(f"item.id={item.id!r:.100}: an item with this id exists", "invalid_value", "item.id")
+            raise EventError(f"item.id={show(item.id)}: an item with this id exists", "invalid_value", "item.id")
         self.check_room()
-        ids = [*self.items]
-        if previous is None:
-            index = len(ids)
-        elif previous == "root":
-            index = 0
-        elif isinstance(previous, str) and previous in self.items:
-            index = ids.index(previous) + 1
-        else:
-            raise _no_item(previous, "previous_item_id")
+        ids, index = [*self.items], self._index(previous)
         self._memory[item.id] = self._hold(item.size)
         items = [*self.items.items()]
         items.insert(index, (item.id, item))
         self.items = dict(items)
         return ids[index - 1] if index else None
+
+    def _index(self, previous: object) -> int:
+        """Return the index of an item that is added after `previous` (see `add`)."""
+        if previous is None:
+            return len(self.items)
+        if previous == "root":
+            return 0
+        if not isinstance(previous, str) or previous not in self.items:
+            raise _no_item(previous, "previous_item_id")
+        return [*self.items].index(previous) + 1
 
     def check_room(self) -> None:
         """Raise EventError if no item can be added."""
@@ -109,17 +133,34 @@ class RealtimeConversation:
 
 
 def _no_item(id: object, param: str) -> EventError:
-    return EventError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
+    return EventError(f"{param}={show(id)}: no item of the conversation has this id", "item_not_found", param)
 
 
-def read_item(value: Any) -> ConversationItem:
+def check_outputs(items: Sequence[ConversationItem]) -> None:
+    """Raise EventError if a call has been deleted, but not its output, which no model can read alone."""
+    calls = set[str]()
+    for item in items:
+        calls.add(item.call)
+        if item.output_of and item.output_of not in calls:
+            raise EventError(
+                f"the item {item.id!r} is the output of a call that is not before it; delete the item",
+                "invalid_value",
+                "item_id",
+            )
+
+
+def read_item(value: Any, check: Callable[[Mapping[str, Any]], object] = bool) -> ConversationItem:
     """Check an item of the conversation, and set its id and status if they are missing.
+
+    Args:
+        check: called with the item as it is in the input of a request for /v1/responses.
 
     Raises:
         EventError: the item is invalid.
+        ServingError: `check` has raised the error.
     """
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in ("message", "function_call", "function_call_output"):
+    if kind not in ("message", _CALL, f"{_CALL}_output"):
         message = "item.type: must be message, function_call or function_call_output"
         raise EventError(message, "invalid_value", "item.type")
     id = value.get("id")
@@ -128,6 +169,7 @@ def read_item(value: Any) -> ConversationItem:
     if kind == "message":
         _check_parts(value)
     item = {**value, "object": "realtime.item", "status": value.get("status") or "completed"}
+    check(_input_item(item))
     return ConversationItem.of({**item, "id": id or f"item_{new_digits()}"})
 
 

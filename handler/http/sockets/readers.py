@@ -10,7 +10,7 @@ from handler.http.sockets.exchange import UnchangedEventSender
 from handler.http.sockets.lanes import lane_name
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import ReaderFactory, SocketSession, decode_object
+from handler.http.sockets.session import ReaderFactory, SocketSession
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
 """Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
@@ -38,19 +38,15 @@ class RouteReader:
     async def read(self, message: bytes) -> None:
         name, body = "", message
         if _LANE in message:
-            name, body = await self._session.call(len(message), functools.partial(_lane_of, message))
+            value = await self._session.decode(message)
+            name = lane_name(value)
+            if name:
+                body = await self._session.call(len(message), functools.partial(dumps_decoded, value))
         output = UnchangedEventSender(self._session.socket, name)
         self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
 
     def expire(self) -> None:
         """Do nothing, because the close frame says why the connection is closed."""
-
-
-def _lane_of(message: bytes) -> tuple[str, bytes]:
-    """Return the name of a message's lane, or "", and the message without the name."""
-    value = decode_object(message)
-    name = lane_name(value)
-    return name, dumps_decoded(value) if name else message
 
 
 class FirstReader:

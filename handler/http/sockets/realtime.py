@@ -18,12 +18,22 @@ from websockets.frames import CloseCode
 
 from handler.core.errors import ServingError
 from handler.core.framing import decoded_as_json, dumps, dumps_decoded, raw
+from handler.core.media import MediaSource
 from handler.core.values import Task, new_digits
-from handler.http.sockets.conversation import ConversationItem, RealtimeConversation, read_item
+from handler.http.sockets.conversation import ConversationItem, RealtimeConversation, check_outputs, read_item
 from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import REQUEST_SETTINGS, EventError, object_in, read_settings
-from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcriber, audio_settings, check_model
+from handler.http.sockets.transcription import (
+    AudioBuffer,
+    FlatTranscription,
+    Transcriber,
+    audio_settings,
+    check_model,
+    read_audio,
+)
 from handler.http.sockets.turn import ConversationTurn, TextTurn
+from handler.protocols.kernel.readers import show
+from handler.protocols.responses.conversations import check_item
 
 RESPONSES = "/v1/responses"
 
@@ -68,7 +78,8 @@ class RealtimeReader:
             return self._session.socket.close(CloseCode.POLICY_VIOLATION, "the model is not served here")
         if self._model is not None:
             self._settings["model"] = self._model
-        self._send("session.created", id=self._id, created=int(time.time()), session=self._description())
+        described = self._description(self._settings, self._transcription)
+        self._send("session.created", id=self._id, created=int(time.time()), session=described)
 
     async def read(self, message: bytes) -> None:
         try:
@@ -82,7 +93,7 @@ class RealtimeReader:
         handle = _HANDLERS.get(kind) if isinstance(kind, str) else None
         try:
             if handle is None:
-                raise EventError(f"type={kind!r:.100}: no such event", "unknown_event", "type")
+                raise EventError(f"type={show(kind)}: no such event", "unknown_event", "type")
             await handle(self, event, len(message))
         except ServingError as error:
             self._fail(error, id)
@@ -94,8 +105,14 @@ class RealtimeReader:
     # -- events of the server ------------------------------------------------------------------------------------
 
     def _send(self, kind: str, /, **fields: Any) -> None:
-        event = {"type": kind, "event_id": f"event_{next(self._num_events)}", **fields}
-        self._session.socket.send_text(dumps_decoded(event))
+        self._session.socket.send_text(dumps_decoded(self._event(kind, **fields)))
+
+    def _event(self, kind: str, /, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "event_id": f"event_{next(self._num_events)}", **fields}
+
+    async def _encoded(self, size: int, kind: str, /, **fields: Any) -> bytes:
+        """Return an event of about `size` bytes as JSON. A large one is encoded in turns: a few bytes ask for it."""
+        return await self._session.call(size, functools.partial(dumps_decoded, self._event(kind, **fields)))
 
     def _fail(self, error: ServingError, id: object = None) -> None:
         """Send an error.
@@ -112,30 +129,33 @@ class RealtimeReader:
         }
         self._send("error", error=body)
 
-    def _description(self) -> dict[str, Any]:
-        kind = "realtime" if self._transcription is None else "transcription"
-        audio = {} if self._transcription is None else {"audio": {"input": self._transcription.settings}}
-        text = self._settings if self._transcription is None else {}
-        model = self._settings.get("model") or self._session.model.context.own_name
-        return {"type": kind, "object": "realtime.session", "id": self._id, **text, "model": model, **audio}
+    def _description(self, settings: Mapping[str, Any], transcription: Transcriber | None) -> dict[str, Any]:
+        kind = "realtime" if transcription is None else "transcription"
+        model = settings.get("model") or self._session.model.context.own_name
+        session = {"type": kind, "object": "realtime.session", "id": self._id}
+        if transcription is None:
+            return {**session, **settings, "model": model}
+        return {**session, "model": model, "audio": {"input": transcription.settings}}
 
     # -- events of the client ------------------------------------------------------------------------------------
 
     async def _update(self, event: Mapping[str, Any], size: int) -> None:
         new = object_in(event, "session")
+        settings, transcription = self._settings, None
         if new.get("type") == "transcription":
-            self._transcribe(new, size)
+            transcription = self._transcribe(new)
         else:
             check_model(self._session, new.get("model"), "session.model")
-            settings = await self._session.call(size, functools.partial(read_settings, new, "session."))
-            settings = {**self._settings, **settings}
-            self._memory.set(len(dumps(settings)))
-            self._settings = settings
-            self._transcription = None
-        self._send("session.updated", session=self._description())
+            read = await self._session.call(size, functools.partial(read_settings, new, "session."))
+            settings = {**settings, **read}
+        described = self._description(settings, transcription)
+        updated = await self._encoded(size + self._memory.size, "session.updated", session=described)
+        self._memory.set(len(updated))
+        self._settings, self._transcription = settings, transcription
+        self._session.socket.send_text(updated)
 
-    def _transcribe(self, new: Mapping[str, Any], size: int) -> None:
-        """Change the settings of a transcription session."""
+    def _transcribe(self, new: Mapping[str, Any]) -> Transcriber:
+        """Return the new settings of a transcription session."""
         if self._conversation.items and self._transcription is None:
             raise EventError(
                 "session.type: cannot change, because the session has a conversation", "invalid_value", "session.type"
@@ -149,17 +169,29 @@ class RealtimeReader:
             raise EventError(
                 f"{at}: the buffer contains audio in another format; commit or clear it first", "invalid_value", at
             )
-        self._memory.set(size)
-        self._transcription = settings
+        return settings
 
     async def _add_item(self, event: Mapping[str, Any], size: int) -> None:
-        item = await self._session.call(size, functools.partial(read_item, object_in(event, "item")))
-        self._add(item, event.get("previous_item_id"))
+        previous = event.get("previous_item_id")
+        calls = self._conversation.calls_before(previous)
+        read = functools.partial(self._read_new, object_in(event, "item"), calls)
+        item, media = await self._session.call(size, read)
+        await self._session.model.admission.check_media(media, self._session.owner)
+        await self._add(item, previous)
 
-    def _add(self, item: ConversationItem, previous: object = None) -> None:
+    def _read_new(
+        self, value: dict[str, Any], calls: Mapping[str, str]
+    ) -> tuple[ConversationItem, Sequence[MediaSource]]:
+        """Read an item after the calls with these ids, and return it with its media, if a response can read it."""
+        media: list[MediaSource] = []
+        context, owner = self._session.model.context, self._session.owner
+        return read_item(value, lambda item: media.extend(check_item(item, "item", context, owner, calls))), media
+
+    async def _add(self, item: ConversationItem, previous: object = None) -> None:
         before = self._conversation.add(item, previous)
         for kind in ("conversation.item.added", "conversation.item.done"):
-            self._send(kind, previous_item_id=before, item=raw(item.event))
+            event = await self._encoded(item.size, kind, previous_item_id=before, item=raw(item.event))
+            self._session.socket.send_text(event)
 
     async def _delete_item(self, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
@@ -168,7 +200,8 @@ class RealtimeReader:
 
     async def _retrieve_item(self, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
-        self._send("conversation.item.retrieved", item=raw(item.event))
+        retrieved = await self._encoded(item.size, "conversation.item.retrieved", item=raw(item.event))
+        self._session.socket.send_text(retrieved)
 
     async def _refuse_truncation(self, event: Mapping[str, Any], size: int) -> None:
         message = "conversation.item.truncate cuts audio output, which is not supported"
@@ -185,6 +218,7 @@ class RealtimeReader:
         if joins and self._turn is not None:
             code = "conversation_already_has_active_response"
             raise EventError("the conversation has an active response; cancel it, or wait for its end", code)
+        size += self._memory.size + self._conversation.size
         turn, body = await self._session.call(size, functools.partial(self._turn_of, fields, joins=joins))
         run = functools.partial(self._run, body, turn)
         self._session.start("" if joins else _OUT_OF_BAND, len(body), run)
@@ -196,6 +230,7 @@ class RealtimeReader:
         items = [*self._conversation.items.values()]
         if "input" in fields:
             items = [self._input_item(item) for item in _list(fields, "input")]
+        check_outputs(items)
         size = sum(len(item.input) for item in items)
         limit = self._session.model.config.max_request_size
         if size > limit:
@@ -230,11 +265,10 @@ class RealtimeReader:
             raise EventError(message, "response_cancel_not_active", "response_id")
         turn.cancel()
 
-    def _add_output(self, items: Sequence[dict[str, Any]]) -> None:
-        """Add the items of a response to the conversation."""
+    def _add_output(self, item: dict[str, Any]) -> None:
+        """Add an item of a response to the conversation."""
         try:
-            for item in items:
-                self._conversation.add(ConversationItem.of(item))
+            self._conversation.add(ConversationItem.of(item))
         except ServingError as error:
             self._fail(error)
 
@@ -247,7 +281,9 @@ class RealtimeReader:
         return self._transcription
 
     async def _append(self, event: Mapping[str, Any], size: int) -> None:
-        self._audio.append(self._need_transcription(), event.get("audio"))
+        transcription = self._need_transcription()
+        audio = await self._session.call(size, functools.partial(read_audio, event.get("audio")))
+        self._audio.append(transcription, audio)
 
     async def _clear(self, event: Mapping[str, Any], size: int) -> None:
         self._audio.take()
@@ -264,7 +300,7 @@ class RealtimeReader:
         self._session.start("", len(audio), transcribe)
         previous = self._conversation.last_id
         self._send("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
-        self._add(item)
+        await self._add(item)
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------

@@ -39,12 +39,20 @@ class SocketMemory:
             Overloaded: there is not enough memory.
         """
         share = Share(self._quota)
-        limit = self._quota.most // 2
-        if size + sum(share.size for share in self._shares) > max(limit, size):
-            raise Overloaded("the messages and items on this connection need too much memory in total")
-        share.take(size)
+        self.set(share, size)
         self._shares.add(share)
         return share
+
+    def set(self, share: Share, size: int) -> None:
+        """Set the size of a share.
+
+        Raises:
+            Overloaded: there is not enough memory.
+        """
+        others = sum(other.size for other in self._shares if other is not share)
+        if size > share.size and size + others > max(self._quota.most // 2, size):
+            raise Overloaded("the messages and items on this connection need too much memory in total")
+        share.set(size)
 
     def close(self) -> None:
         for share in [*self._shares]:

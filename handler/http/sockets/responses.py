@@ -17,6 +17,7 @@ from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import EventSender, PlainEventSender, refusal_event
 from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
 from handler.http.sockets.session import SocketSession
+from handler.protocols.kernel.readers import INT32, show
 from handler.serving.quota import Share
 
 _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
@@ -56,9 +57,10 @@ class ResponsesReader:
         if kind == "response.create":
             self._start(event, len(message))
         elif kind == "response.steer":
-            self._session.socket.send_text(dumps_decoded(_not_steered(event)))
+            encode = functools.partial(dumps_decoded, _not_steered(event))
+            self._session.socket.send_text(await self._session.call(len(message), encode))
         elif kind != "response.processed":  # Codex reports the responses that it has processed
-            raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
+            raise InvalidParameter(f"type={show(kind)}: must be response.create")
 
     def expire(self) -> None:
         error = InvalidPayload("the connection has reached its maximum lifetime; open a new one")
@@ -69,7 +71,7 @@ class ResponsesReader:
         try:
             name = lane_name(event)
             output = EventSender(self._session.socket, name)
-            self._session.start(name, size, functools.partial(self._create, name, event, size))
+            self._session.start(name, None, functools.partial(self._create, name, event, size))
         except (InvalidLane, TooManyLanes) as error:
             code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
             output.error(refusal_event(error, code=code, param="stream_id"))
@@ -100,7 +102,7 @@ class ResponsesReader:
             self._forget(name)
 
     def _refuse_previous(self, name: str, previous: str) -> None:
-        error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
+        error = InvalidParameter(f"previous_response_id={show(previous)}: no such response on this connection")
         event = refusal_event(error, code=_NO_PREVIOUS, param=_PREVIOUS)
         EventSender(self._session.socket, name).error(event)
 
@@ -110,7 +112,7 @@ class ResponsesReader:
         Args:
             limit: the client's `max_output_tokens`.
         """
-        whole = _Whole(self._session.socket, name)
+        whole = _Whole(self._session.socket, stream)
         await self._session.respond(_PATH, body, whole)
         if whole.response is not None:
             for event in _events_without_output(whole.response, limit):
@@ -189,14 +191,23 @@ class _Stream(PlainEventSender):
 class _Whole(EventSender):
     """Keeps a response instead of sending it. Errors are sent.
 
+    Args:
+        stream: sends the errors.
+
     Attributes:
         response: the response, or None if it is an error.
     """
 
-    response: dict[str, Any] | None = None
+    def __init__(self, socket: Socket, stream: _Stream) -> None:
+        super().__init__(socket)
+        self._stream = stream
+        self.response: dict[str, Any] | None = None
 
     def event(self, event: bytes) -> None:
         self.response = loads(event)
+
+    def error(self, event: dict[str, Any]) -> None:
+        self._stream.error(event)
 
 
 def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,13 +236,14 @@ def _prepared(event: Mapping[str, Any], history: bytes, *, continues: bool) -> t
     generates = _generates(event)
     body = {field: value for field, value in event.items() if field not in _UNUSED}
     body["stream"] = generates
-    if not generates:
+    limit = event.get("max_output_tokens")
+    if not generates and (limit is None or (isinstance(limit, int) and 0 < limit <= INT32)):  # the route refuses others
         body["max_output_tokens"] = 1
     if continues:
         del body[_PREVIOUS]
     new = _items_of(body.get("input"))
     items = history + (new or b"")
-    if new is None or (generates and not history):
+    if new is None or not history:
         return items, dumps_decoded(body)
     body.pop("input", None)
     others = dumps_decoded(body)  # they are never empty, and may have integers of more than 64 bits

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import ASGIApp, Scope
+from websockets.frames import CloseCode
 
 from handler.core.errors import InternalError, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps
-from handler.http.sockets.base import Socket
+from handler.http.sockets.base import EXPIRED, STOPPING, Socket
 from handler.http.sockets.exchange import EventSender, refusal_event
 from handler.http.sockets.lanes import Lanes, LaneWork
 from handler.http.sockets.requests import JSON, SocketMemory, SocketRequests
-from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
@@ -69,7 +69,7 @@ class LoadingReceiver:
         refuse(self._socket, self._error)
 
     def on_expiry(self) -> None:
-        self._socket.shutdown()
+        self._socket.close(CloseCode.GOING_AWAY, EXPIRED)
 
     def on_drain(self) -> None:
         self._socket.shutdown()
@@ -104,9 +104,10 @@ class SocketSession:
         self._requests = SocketRequests(app, scope, socket)
         self._lanes = Lanes(self._fail, self._close_if_idle)
         self._messages = deque[tuple[bytes, Share]]()
+        self._read_share = self._memory.hold(0)  # of the message that is being read, and of its value
         self._arrived = asyncio.Event()
         self._is_reading = False
-        self._is_draining = False
+        self._end_reason = ""  # why the connection is closed as soon as it is idle
         self.reader = read_with(self)
 
     # -- what the connection does --------------------------------------------------------------------------------
@@ -126,10 +127,13 @@ class SocketSession:
 
     def on_expiry(self) -> None:
         self.reader.expire()
-        self.on_drain()
+        self._close_when_idle(EXPIRED)
 
     def on_drain(self) -> None:
-        self._is_draining = True
+        self._close_when_idle(STOPPING)
+
+    def _close_when_idle(self, reason: str) -> None:
+        self._end_reason = self._end_reason or reason
         self._close_if_idle()
 
     def on_close(self) -> None:
@@ -160,7 +164,7 @@ class SocketSession:
 
     async def _read(self, message: bytes, memory: Share) -> None:
         """Read a message, and wait until the client has read the immediate responses to it."""
-        self._is_reading = True
+        self._is_reading, self._read_share = True, memory
         try:
             await self.reader.read(message)
         except Exception as error:
@@ -169,7 +173,7 @@ class SocketSession:
             if self.socket.flow.write_paused:
                 await self.socket.flow.drain()
             self._is_reading = False
-            memory.close()
+            self._read_share.close()
 
     def _fail(self, error: Exception, lane: str = "") -> None:
         """Send the error that ended a message's work. It must not end the work of other messages."""
@@ -179,16 +183,21 @@ class SocketSession:
         EventSender(self.socket, lane).error(refusal_event(error))
 
     async def decode(self, message: bytes) -> dict[str, Any]:
-        """Return the JSON object in a message.
+        """Return the JSON object in the message that is being read.
 
         Raises:
             InvalidPayload: the message is not a JSON object.
+            Overloaded: there is not enough memory for the object.
         """
-        return await self.call(len(message), functools.partial(decode_object, message))
+        hold = functools.partial(self._memory.set, self._read_share)
+        value = await self.model.admission.decode(message, hold, self.owner, unique_keys=False)
+        if not isinstance(value, dict):
+            raise InvalidPayload("the message must be a JSON object")
+        return value
 
     async def call(self, size: int, use: Callable[[], T]) -> T:
-        """Call a function that processes `size` bytes. Large inputs are processed on a thread."""
-        return await self.model.admission.process(size, use, self.owner)
+        """Call a function that processes `size` bytes. Large inputs are processed on a thread, in turns."""
+        return await self.model.admission.process(size, use, self.owner, apart=False)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -200,12 +209,13 @@ class SocketSession:
         """
         return self._memory.hold(size)
 
-    def start(self, lane: str, size: int, do: Callable[[], Awaitable[None]]) -> None:
+    def start(self, lane: str, size: int | None, do: Callable[[], Awaitable[None]]) -> None:
         """Do work after the earlier work of its lane, unless the connection is closed.
 
         Args:
             lane: name of the lane.
-            size: bytes of the memory quota that the work holds.
+            size: bytes of the memory quota that the work holds. With None, it holds what the message that is being read
+                and its value hold.
 
         Raises:
             InvalidParameter: there are too many lanes.
@@ -214,7 +224,11 @@ class SocketSession:
         if self.closed.is_set():
             return
         self._lanes.check(lane)
-        self._lanes.add(lane, LaneWork(do, self.hold(size)))
+        if size is None:
+            memory, self._read_share = self._read_share, self.hold(0)
+        else:
+            memory = self.hold(size)
+        self._lanes.add(lane, LaneWork(do, memory))
 
     async def respond(self, path: str, body: bytes, output: EventSender, content_type: str = JSON) -> None:
         """Send a request to the route with a path, and the events of its response to an output.
@@ -225,11 +239,9 @@ class SocketSession:
             await self._requests.respond(path, body, output, content_type)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if the server is stopping and every message has its response."""
-        if not self._is_draining or self._messages or self._is_reading:
-            return
-        if not self._lanes.running:
-            self.socket.shutdown()
+        """Close the connection if there is a reason, and every message has its response."""
+        if self._end_reason and not (self._messages or self._is_reading or self._lanes.running):
+            self.socket.close(CloseCode.GOING_AWAY, self._end_reason)
 
 
 def refuse(socket: Socket, error: ServingError) -> None:
@@ -238,15 +250,3 @@ def refuse(socket: Socket, error: ServingError) -> None:
         socket.abort()
     else:
         socket.send_text(dumps(refusal_event(error)))
-
-
-def decode_object(message: bytes) -> dict[str, Any]:
-    """Return the JSON object in a message.
-
-    Raises:
-        InvalidPayload: the message is not a JSON object.
-    """
-    value = decode(message, unique_keys=False)
-    if not isinstance(value, dict):
-        raise InvalidPayload("the message must be a JSON object")
-    return value

@@ -7,6 +7,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.framing import decoded_as_json
+from handler.protocols.kernel.readers import show
 
 
 class EventError(InvalidPayload):
@@ -29,15 +30,17 @@ REQUEST_SETTINGS = (
 """The fields of a session and of `response.create` that are passed on to /v1/responses."""
 
 
+_TRANSCRIPT = "item.input_audio_transcription.logprobs"
 _ACCEPTED = {
     "type": ("realtime",),
     "output_modalities": (["text"],),
-    "tracing": (None,),
-    "prompt": (None,),
-    "include": (None, []),
-    "truncation": (None, "disabled"),
+    "include": ([], [_TRANSCRIPT]),
+    "truncation": ("auto", "disabled"),
 }
-"""Maps further fields to the values that have no effect. Other values are refused."""
+"""Maps further fields to the values that change nothing about text. Other values are refused."""
+
+_SHOWN = ("audio", "tracing", "include", "truncation")
+"""The fields without effect that clients send with all others, and that a session shows as they were sent."""
 
 
 def read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -48,29 +51,35 @@ def read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """
     settings = {}
     for name, value in fields.items():
-        at = f"{prefix}{name}"
+        at = f"{prefix}{name[:64]}"
         if name in REQUEST_SETTINGS:
             is_raw = name == "max_output_tokens" or value in (None, "", [])
             settings[name] = value if is_raw else decoded_as_json(value)
-        elif name in _ACCEPTED:
-            if value not in _ACCEPTED[name]:
-                raise EventError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
-        elif name == "audio":
-            _check_no_audio(value, at)
-        elif name not in ("input", "conversation", "metadata", "id", "object"):
+        elif value is not None and name in _ACCEPTED and value not in _ACCEPTED[name]:
+            raise EventError(f"{at}={show(value)}: is not supported", "not_supported", at)
+        elif name in _SHOWN:
+            if name == "audio" and value is not None:
+                _check_audio(value, at)
+            settings[name] = decoded_as_json(value)
+        elif value is not None and name not in (*_ACCEPTED, "input", "conversation", "metadata", "id", "object"):
             raise EventError(f"{at}: is not supported", "unknown_parameter", at)
-    limit = settings.get("max_output_tokens", "inf")
-    if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 1 << 63):
+    limit = settings.get("max_output_tokens")
+    if limit not in (None, "inf") and (
+        isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 1 << 63
+    ):
         at = f"{prefix}max_output_tokens"
-        raise EventError(f"{at}={limit!r:.100}: must be a positive integer or inf", "invalid_value", at)
+        raise EventError(f"{at}={show(limit)}: must be a positive integer or inf", "invalid_value", at)
     return settings
 
 
-def _check_no_audio(value: Any, at: str) -> None:
-    """Raise EventError if a text session has an audio setting that is not null."""
-    parts = value.values() if isinstance(value, dict) else [value]
-    if any(part not in (None, {}) for part in parts):
-        raise EventError(f'{at}: the session has no audio; output_modalities is ["text"]', "not_supported", at)
+def _check_audio(value: Any, at: str) -> None:
+    """Raise EventError if the settings of audio, which have no effect on text, have another form."""
+    if not isinstance(value, dict):
+        raise EventError(f"{at}: must be an object", "invalid_type", at)
+    for name, part in value.items():
+        if part is not None and not isinstance(part, dict):
+            where = f"{at}.{name[:64]}"
+            raise EventError(f"{where}: must be an object", "invalid_type", where)
 
 
 def object_in(event: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import EventError
 from handler.http.sockets.turn import Send
 from handler.protocols.kernel.context import NO_REQUEST
+from handler.protocols.kernel.readers import show
 from handler.protocols.openai.request import read_model
 from handler.serving.quota import Share
 
@@ -53,22 +54,26 @@ class Transcriber:
         """Return the number of bytes of a sample."""
         return _CODES[self.kind][1] // 8
 
-    def file(self, audio: bytes) -> bytes:
+    def file(self, audio: bytes | bytearray) -> bytes:
         """Return a WAV file with samples of the format."""
         code, bits = _CODES[self.kind]
-        size = bits // 8
-        head = struct.pack("<HHIIHH", code, 1, self.rate, self.rate * size, size, bits)
-        chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(audio)) + audio
-        return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+        num_bytes = bits // 8
+        head = struct.pack("<HHIIHH", code, 1, self.rate, self.rate * num_bytes, num_bytes, bits)
+        chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(audio))
+        size = struct.pack("<I", 4 + len(chunks) + len(audio))
+        return b"".join([b"RIFF", size, b"WAVE", chunks, audio])
 
-    async def run(self, session: SocketSession, audio: bytes, send: Send, item: str) -> None:
+    async def run(self, session: SocketSession, audio: bytes | bytearray, send: Send, item: str) -> None:
         """Transcribe audio, and send the events of OpenAI's API for its item."""
         await self.transcribe(session, audio, _Transcript(session, send, item))
 
-    async def transcribe(self, session: SocketSession, audio: bytes, output: EventSender) -> None:
+    async def transcribe(self, session: SocketSession, audio: bytes | bytearray, output: EventSender) -> None:
         """Transcribe audio, and send the events of its transcript to an output."""
-        form = _form({**self.fields, "stream": "true"}, self.file(audio))
+        form = await session.call(len(audio), functools.partial(self._form, audio))
         await session.respond(PATH, form.body, output, form.content_type)
+
+    def _form(self, audio: bytes | bytearray) -> Form:
+        return _form({**self.fields, "stream": "true"}, self.file(audio))
 
 
 class Form(NamedTuple):
@@ -105,9 +110,10 @@ def audio_settings(session: Mapping[str, Any], earlier: Transcriber) -> Transcri
     Raises:
         EventError: a setting is not supported.
     """
-    for name in session:
-        if name not in ("type", "audio", "include", "id", "object", "model"):
-            raise EventError(f"session.{name}: is not supported", "not_supported", f"session.{name}")
+    for name, value in session.items():
+        if value is not None and name not in ("type", "audio", "include", "id", "object", "model"):
+            at = f"session.{name[:64]}"
+            raise EventError(f"{at}: is not supported", "not_supported", at)
     if session.get("include"):
         raise EventError("session.include: is not supported", "not_supported", "session.include")
     audio = session.get("audio") or {}
@@ -132,7 +138,7 @@ def _format(value: Any, earlier: Transcriber) -> tuple[str, int]:
         raise EventError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
     if kind != "audio/pcm":
         return kind, 8000
-    rate = value.get("rate", 24000)
+    rate = value.get("rate") or 24000
     if rate not in _RATES:
         raise EventError(f"{at}.rate: must be {' or '.join(map(str, _RATES))}", "not_supported", f"{at}.rate")
     return kind, int(rate)
@@ -165,21 +171,12 @@ class AudioBuffer:
     def size(self) -> int:
         return len(self._audio)
 
-    def append(self, settings: Transcriber, value: object) -> None:
+    def append(self, settings: Transcriber, audio: bytes) -> None:
         """Append audio.
 
-        Args:
-            value: the audio as base64.
-
         Raises:
-            ServingError: the audio is invalid, or there is too much of it.
+            ServingError: the audio is not whole samples, or there is too much of it.
         """
-        try:
-            audio = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
-        except (binascii.Error, ValueError):
-            audio = b""
-        if not audio:
-            raise EventError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
         if len(audio) % settings.sample_size:
             raise EventError(
                 f"audio: must contain whole samples of {settings.sample_size} bytes", "invalid_audio_format", "audio"
@@ -191,12 +188,26 @@ class AudioBuffer:
         self._memory.take(len(audio))
         self._audio += audio
 
-    def take(self) -> bytes:
+    def take(self) -> bytes | bytearray:
         """Remove the audio from the buffer, and return it."""
-        audio = bytes(self._audio)
-        self._audio.clear()
+        audio, self._audio = self._audio, bytearray()
         self._memory.give_back()
         return audio
+
+
+def read_audio(value: object) -> bytes:
+    """Return audio that is sent as base64.
+
+    Raises:
+        EventError: it is invalid.
+    """
+    try:
+        audio = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+    except (binascii.Error, ValueError):
+        audio = b""
+    if not audio:
+        raise EventError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
+    return audio
 
 
 class _Transcript(EventSender):
@@ -243,30 +254,34 @@ class FlatTranscription:
 
     async def read(self, message: bytes) -> None:
         try:
-            self._read(await self._session.decode(message))
+            event = await self._session.decode(message)
+            audio = b""
+            if event.get("type") == "input_audio_buffer.append":
+                audio = await self._session.call(len(message), functools.partial(read_audio, event.get("audio")))
+            self._read(event, audio)
         except ServingError as error:
             self._fail(error.message, getattr(error, "code", "invalid_json"))
 
     def expire(self) -> None:
         self._fail("the session has reached its maximum lifetime", "session_expired")
 
-    def _read(self, event: Mapping[str, Any]) -> None:
+    def _read(self, event: Mapping[str, Any], audio: bytes) -> None:
         kind = event.get("type")
         if kind == "session.update":
             self._update(event)
         elif kind == "input_audio_buffer.append":
-            self._audio.append(self._transcription, event.get("audio"))
+            self._audio.append(self._transcription, audio)
         elif kind != "input_audio_buffer.commit":
-            raise EventError(f"Unknown event type: {kind!r:.100}", "unknown_event")
+            raise EventError(f"Unknown event type: {show(kind)}", "unknown_event")
         elif not self._is_checked:
             raise EventError("send session.update with the model first", "model_not_validated")
         elif event.get("final"):
-            audio = self._audio.take()
-            if not audio:
+            samples = self._audio.take()
+            if not samples:
                 raise EventError("the buffer has no audio", "invalid_audio")
             output = _FlatTranscript(self._session.socket)
             self._session.start(
-                "", len(audio), functools.partial(self._transcription.transcribe, self._session, audio, output)
+                "", len(samples), functools.partial(self._transcription.transcribe, self._session, samples, output)
             )
 
     def _update(self, event: Mapping[str, Any]) -> None:

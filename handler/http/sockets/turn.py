@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handler.core.framing import loads
@@ -15,6 +15,10 @@ Send = Callable[..., None]
 
 _OF_RESPONSES = ("type", "sequence_number", "logprobs", "part")
 """The fields of /v1/responses events that realtime events lack, or have with other values."""
+
+
+_CREATED, _IN_PROGRESS = b'{"type":"response.created"', b'{"type":"response.in_progress"'
+"""The beginnings of two events that repeat the settings. They may be large, and are not needed here."""
 
 
 class TextTurn(EventSender):
@@ -49,7 +53,9 @@ class TextTurn(EventSender):
         self.disconnect()
 
     def event(self, event: bytes) -> None:
-        if not self.is_over:
+        if event.startswith(_CREATED):
+            event = _CREATED + b"}"
+        if not (self.is_over or event.startswith(_IN_PROGRESS)):
             self._translate(loads(event))
 
     def error(self, event: dict[str, Any]) -> None:
@@ -119,7 +125,7 @@ class TextTurn(EventSender):
         self._send("response.done", response=self._response(status, details, usage))
 
     def _response(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        limit = self._settings.get("max_output_tokens", "inf")
+        limit = self._settings.get("max_output_tokens") or "inf"
         return {
             "id": self.id,
             "object": "realtime.response",
@@ -139,7 +145,8 @@ class ConversationTurn(TextTurn):
 
     Args:
         conversation_id: id of the conversation.
-        add: adds the items to the conversation.
+        add: adds an item to the conversation, as soon as it is complete. A client may send the output of a call at
+            once, before the end of the response.
     """
 
     def __init__(
@@ -149,7 +156,7 @@ class ConversationTurn(TextTurn):
         settings: Mapping[str, Any],
         metadata: object,
         conversation_id: str,
-        add: Callable[[Sequence[dict[str, Any]]], None],
+        add: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__(socket, send, settings, metadata)
         self.conversation_id = conversation_id
@@ -157,11 +164,9 @@ class ConversationTurn(TextTurn):
 
     def _send_item(self, kind: str, index: int, item: dict[str, Any]) -> None:
         super()._send_item(kind, index, item)
+        if kind == "output_item.done":
+            self._add(item)
         self._send(f"conversation.item.{kind.removeprefix('output_item.')}", previous_item_id=None, item=item)
-
-    def _done(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> None:
-        self._add(self._items)
-        super()._done(status, details, usage)
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload
+from handler.core.media import MediaSource
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.readers import NamedValue, metadata
@@ -31,19 +32,15 @@ class NewItems(NamedTuple):
 
     Attributes:
         items: the items as they are stored.
+        kept: the same items as JSON.
         ignored: names in the body that have no effect.
+        media: the media in the items.
     """
 
     items: Sequence[dict[str, Any]]
+    kept: Sequence[KeptItem]
     ignored: Sequence[str]
-
-    def kept(self) -> list[KeptItem]:
-        """Encode the items.
-
-        Raises:
-            InvalidPayload: an item cannot be encoded.
-        """
-        return kept_items(self.items)
+    media: Sequence[MediaSource]
 
 
 class _ItemsReader(InputReader):
@@ -58,12 +55,22 @@ class _ItemsReader(InputReader):
             InvalidPayload: an item is invalid. The message contains its path.
         """
         for index, item in enumerate(items):
-            at, kind = f"items[{index}]", type_of(item)
-            if kind == "item_reference":
-                raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
-            if kind == TRIGGER:
-                raise InvalidPayload(f"{at}: '{TRIGGER}' is not supported in a conversation: send it in a response")
-            self._item(item, at)
+            self.check_item(item, f"items[{index}]")
+
+    def check_item(self, item: Any, at: str) -> None:
+        """Check one item. `at` is its path for error messages."""
+        kind = type_of(item)
+        if kind == "item_reference":
+            raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
+        if kind == TRIGGER:
+            raise InvalidPayload(f"{at}: '{TRIGGER}' is not supported in a conversation: send it in a response")
+        self._item(item, at)
+
+    def media(self) -> Sequence[MediaSource]:
+        """Return the media in the items that have been checked."""
+        self._add_shown()
+        self._join_turns()
+        return self.conversation().media
 
 
 def read_body(body: Any, *names: str) -> Mapping[str, Any]:
@@ -119,7 +126,25 @@ def read_items(
     check_ids(items, "items")
     names = [name for name in body if name not in ("items", "metadata")]
     ignored = report_unknown([*names, *reader.unknown], body, context)
-    return NewItems(with_ids(items), ignored)
+    kept = with_ids(items)
+    return NewItems(kept, kept_items(kept), ignored, reader.media())
+
+
+def check_item(
+    item: Any, at: str, context: ServerContext, owner: str, calls: Mapping[str, str]
+) -> Sequence[MediaSource]:
+    """Check one item that is added to a conversation, and return the media in it.
+
+    Args:
+        at: path of the item for error messages.
+        calls: as for `read_items`.
+
+    Raises:
+        InvalidParameter, InvalidPayload: the item is invalid.
+    """
+    reader = _ItemsReader(context, RequestContext(owner=owner), calls)
+    reader.check_item(item, at)
+    return reader.media()
 
 
 def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from tests.app.server import serve
-from tests.app.sockets.client import SECONDS, open_socket, receive, send, wire
+from tests.app.sockets.client import open_socket, receive, send, wire
 from tests.servers import LiveServer, wait_for
 
 INVOKE = "/invocations-bidirectional-stream"
@@ -74,13 +75,22 @@ def test_a_bomb_is_refused(limited_server: LiveServer) -> None:
     assert limited_server.ping() == 200
 
 
-def test_a_connection_has_a_maximum_life() -> None:
-    with (
-        serve("--engine", "echo", "-o", "option.websockets_seconds=1") as server,
-        open_socket(server, "/v1/responses") as client,
-    ):
-        assert receive(client)["error"]["code"] == "websocket_connection_limit_reached"
-        with pytest.raises(ConnectionClosed) as closed:
-            client.recv(SECONDS)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1001
+def test_the_end_of_a_connection_tells_a_maximum_life_from_a_stop() -> None:
+    with serve("--engine", "echo", "-o", "option.websockets_seconds=1") as server:
+        with open_socket(server, "/v1/responses") as client:
+            assert receive(client)["error"]["code"] == "websocket_connection_limit_reached"
+            assert "option.websockets_seconds" in close_reason(client)
+        for path in (INVOKE, "/v1/realtime", "/v1/chat/completions"):
+            with open_socket(server, path) as client:
+                assert "option.websockets_seconds" in close_reason(client)
+    with serve("--engine", "echo") as server, open_socket(server, INVOKE) as client:
+        server.send_signal(signal.SIGTERM)
+        assert close_reason(client) == "the server is stopping"
+
+
+def close_reason(client: ClientConnection) -> str:
+    """Read until the end of a connection, which the server must close with code 1001. Return the reason."""
+    for _ in client:
+        pass
+    assert client.close_code == 1001
+    return client.close_reason or ""

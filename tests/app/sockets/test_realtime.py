@@ -101,7 +101,10 @@ def test_one_response_at_a_time_and_its_cancel(echo_server: LiveServer) -> None:
 
 REFUSED = [
     ({"type": "session.update", "session": {"output_modalities": ["audio"]}}, "session.output_modalities"),
-    ({"type": "session.update", "session": {"audio": {"output": {"voice": "x"}}}}, "session.audio"),
+    ({"type": "session.update", "session": {"audio": {"output": "x"}}}, "session.audio.output"),
+    ({"type": "session.update", "session": {"truncation": {"type": "retention_ratio"}}}, "session.truncation"),
+    ({"type": "session.update", "session": {"include": ["x"]}}, "session.include"),
+    ({"type": "session.update", "session": {"prompt": {"id": "x"}}}, "session.prompt"),
     ({"type": "session.update", "session": {"temperature": 1}}, "session.temperature"),
     ({"type": "session.update", "session": {"max_output_tokens": 0}}, "session.max_output_tokens"),
     ({"type": "session.update", "session": {"model": "other"}}, "session.model"),
@@ -131,11 +134,122 @@ def test_what_is_not_supported_is_refused_by_name(echo_server: LiveServer, event
         assert receive(client)["type"] == "conversation.item.added"
 
 
-def test_audio_settings_without_audio_are_accepted(echo_server: LiveServer) -> None:
+AUDIO = {
+    "input": {
+        "format": {"type": "audio/pcm", "rate": 24000},
+        "noise_reduction": None,
+        "transcription": {"model": "gpt-4o-mini-transcribe"},
+        "turn_detection": {"type": "semantic_vad"},
+    },
+    "output": {"format": {"type": "audio/pcm", "rate": 24000}, "speed": 1, "voice": "ash"},
+}
+LOGPROBS = "item.input_audio_transcription.logprobs"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"audio": AUDIO},
+        {"audio": {"input": None, "output": {}}},
+        {"audio": {"input": {"noise_reduction": None, "turn_detection": None}, "output": {"voice": None}}},
+        {"audio": None},
+        {"tracing": "auto"},
+        {"tracing": {"workflow_name": "a"}},
+        {"tracing": None},
+        {"truncation": "auto"},
+        {"truncation": None},
+        {"include": [LOGPROBS]},
+        {"include": None},
+    ],
+    ids=str,
+)
+def test_a_setting_without_effect_on_text_is_shown_as_it_was_sent(echo_server: LiveServer, settings: Any) -> None:
+    """Agents send it in one event with their instructions and tools, which would be lost with it."""
     with open_socket(echo_server, PATH) as client:
         receive(client)
-        send(client, {"type": "session.update", "session": {"audio": {"input": None, "output": {}}}})
-        assert receive(client)["type"] == "session.updated"
+        send(client, {"type": "session.update", "session": {"type": "realtime", "instructions": "Brief.", **settings}})
+        session = receive(client)["session"]
+        assert {**session, **settings, "instructions": "Brief."} == session
+        send(client, say("x"), RESPOND)
+        assert until(client, "response.done", "error")[-1]["response"]["status"] == "incomplete"
+
+
+SETTINGS = (
+    "type", "model", "instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning",
+    "output_modalities", "prompt", "temperature", "a_name_of_tomorrow",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("intent", ["", "?intent=transcription"])
+def test_a_setting_of_null_changes_nothing(echo_server: LiveServer, hearing_server: LiveServer, intent: str) -> None:
+    """Clients dump their types with all fields."""
+    with open_socket(hearing_server if intent else echo_server, PATH + intent) as client:
+        receive(client)
+        kind = "transcription" if intent else "realtime"
+        for name in SETTINGS:
+            send(client, {"type": "session.update", "session": {"type": kind, name: None}})
+            assert receive(client)["type"] == "session.updated", name
+
+
+UNREADABLE = [
+    ({"type": "function_call_output", "call_id": "none", "output": "x"}, "no earlier function_call"),
+    ({"type": "function_call", "name": "f", "arguments": "{}"}, "item.call_id must be a string"),
+    ({"type": "function_call", "call_id": "c", "name": 5, "arguments": "{}"}, "item.name must be a string"),
+    (say("x", content=[{"type": "input_text", "text": None}])["item"], "item.content[0]"),
+    (say("x", role="assistant", content=[{"type": "output_text", "text": 5}])["item"], "item.content[0]"),
+    (say("x", content=[{"type": "input_image"}])["item"], "item.content[0]"),
+    (
+        say("x", content=[{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}])["item"],
+        "item.content[0].image_url",
+    ),
+    (say("x", content=[{"type": "input_image", "image_url": "data:image/png;base64,?"}])["item"], "item.content[0]"),
+]
+
+
+@pytest.mark.parametrize(("item", "words"), UNREADABLE)
+def test_an_item_that_no_response_can_read_is_refused_at_once(echo_server: LiveServer, item: Any, words: str) -> None:
+    with open_socket(echo_server, PATH) as client:
+        receive(client)
+        send(client, say("one"), {"type": "conversation.item.create", "item": item})
+        assert words in until(client, "error")[-1]["error"]["message"]
+        for _ in range(2):
+            send(client, RESPOND)
+            assert until(client, "response.done", "error")[-1]["response"]["status"] == "incomplete"
+
+
+CLOCK = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
+OUTPUT = {"type": "conversation.item.create", "item": {"type": "function_call_output", "output": "noon"}}
+
+
+def test_the_output_of_a_call_is_accepted_before_the_end_of_the_response(echo_server: LiveServer) -> None:
+    """Agents run a tool as soon as its call is complete."""
+    response = {"output_modalities": ["text"], "tools": [CLOCK], "max_output_tokens": 1000}
+    with open_socket(echo_server, PATH) as client:
+        send(client, say("x"), {"type": "response.create", "response": response})
+        events = until(client, "response.function_call_arguments.done", "response.done")
+        assert events[-1]["type"] == "response.function_call_arguments.done"
+        until(client, "response.output_item.done")
+        item = {**OUTPUT["item"], "call_id": events[-1]["call_id"]}  # type: ignore[dict-item]
+        send(client, {**OUTPUT, "item": {**item, "id": "output"}}, {"type": "response.cancel"})
+        kinds = [(event["type"], event.get("item", {}).get("id")) for event in until(client, "response.done", "error")]
+        assert ("conversation.item.done", "output") in kinds
+
+
+def test_the_output_of_a_deleted_call_is_named_until_it_is_deleted_too(echo_server: LiveServer) -> None:
+    call = {"type": "function_call", "id": "call", "call_id": "c", "name": "clock", "arguments": "{}"}
+    output = {**OUTPUT, "item": {**OUTPUT["item"], "id": "output", "call_id": "c"}}  # type: ignore[dict-item]
+    with open_socket(echo_server, PATH) as client:
+        receive(client)
+        send(client, say("x"), {"type": "conversation.item.create", "item": call})
+        send(client, {**output, "previous_item_id": "root"})
+        assert until(client, "error")[-1]["error"]["message"].endswith("no earlier function_call has this id")
+        send(client, output, RESPOND)
+        assert until(client, "response.done")[-1]["response"]["status"] == "incomplete"
+        send(client, {"type": "conversation.item.delete", "item_id": "call"}, RESPOND)
+        refused = until(client, "error", "response.done")[-1]
+        assert "'output'" in refused["error"]["message"]
+        send(client, {"type": "conversation.item.delete", "item_id": "output"}, RESPOND)
+        assert until(client, "response.done", "error")[-1]["response"]["status"] == "incomplete"
 
 
 def test_a_refused_response_fails_and_leaves_the_session_open(echo_server: LiveServer) -> None:
