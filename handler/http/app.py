@@ -135,7 +135,8 @@ class App:
             **dict.fromkeys(registry.PATHS, self._not_found),
             **{route.path: route.app for route in reversed(self.routes) if "{" not in route.path},
         }
-        self._checks = Checks(access, hosts, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
+        open_paths = {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS}
+        self._checks = Checks(access, hosts, open_paths, model.config.owner_header)
         is_custom = handlers is not None or model.handle is not None
         self._inner: ASGIApp = CustomCode(handlers, model, self._route) if is_custom else self._route
         sockets.serve(model, self._inner)

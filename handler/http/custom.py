@@ -51,7 +51,7 @@ from handler.plugins.handle import Answer, Broken, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
-from handler.serving.head import ATTRIBUTES, owner_of
+from handler.serving.head import ATTRIBUTES, OWNER, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.life import Life
@@ -438,7 +438,8 @@ class _Plain:
 
         exchange = AsgiExchange(receive, note_start, scope["http_version"])
         extensions = {**scope["extensions"], EXCHANGE: exchange}
-        inner = {**scope, "headers_by_name": headers_by_name(scope), "extensions": extensions}
+        owner = {OWNER: owner_of(scope["headers_by_name"])}
+        inner = {**scope, "headers_by_name": {**headers_by_name(scope), **owner}, "extensions": extensions}
         try:
             await self._app(inner, receive, exchange.send)
             if not started:

@@ -29,7 +29,7 @@ from handler.serving.background.runs import BackgroundRun
 from handler.serving.background.tables import BackgroundTables, NewEvents
 from handler.serving.quota import Quota
 from tests.app import test_batches as batches
-from tests.app.server import serve
+from tests.app.server import BY_KEY, serve
 from tests.app.sockets.client import open_socket, receive, send
 from tests.servers import PATIENCE, LiveServer, http, wait_for
 from tests.servers import serve as serve_process
@@ -38,7 +38,7 @@ PATH = "/v1/responses"
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 SLOW = ("-o", "option.echo_tokens_per_second=50")
-MEMORY = ("--engine", "echo", "-o", "option.responses_store=memory")
+MEMORY = ("--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory")
 LONG = {"input": "a b c d", "max_output_tokens": 4000, "background": True}
 
 
@@ -277,7 +277,7 @@ def test_a_websocket_and_a_line_of_a_batch_refuse_it(server: LiveServer, tmp_pat
 
 
 def test_a_server_without_a_store_refuses() -> None:
-    with serve("--engine", "echo") as server:
+    with serve("--engine", "echo", *BY_KEY) as server:
         found = server.post({"input": "a", "background": True}, PATH)
         assert (found.status_code, "option.responses_store" in found.text) == (400, True)
         assert server.post({"input": "a", "background": False, "max_output_tokens": 1}, PATH).status_code == 200
@@ -335,7 +335,7 @@ def test_the_engine_fails() -> None:
 
 def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
     """What ends within the drain is complete, and the rest fails."""
-    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as server:
         short, long = create(server, max_output_tokens=20, stream=False), begin(server)
         reader = threading.Thread(target=server_events, args=(server, f"/{long}?stream=true"))
@@ -355,7 +355,7 @@ def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
 
 def test_after_a_crash_what_ran_has_failed(tmp_path: Path) -> None:
     """Another server on the same directory shows what the first one runs, and notices its end."""
-    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as other:
         with serve_process(*options) as server:
             id, queued = begin(server), create(server, max_output_tokens=4000)["id"]
@@ -378,7 +378,7 @@ def test_after_a_crash_what_ran_has_failed(tmp_path: Path) -> None:
 
 
 def test_another_server_cancels_and_deletes(tmp_path: Path) -> None:
-    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as server, serve(*options) as other:
         id = begin(server)
         assert call(other, "POST", f"{id}/cancel").json()["status"] == "cancelled"
@@ -391,7 +391,7 @@ def test_another_server_cancels_and_deletes(tmp_path: Path) -> None:
 
 def test_a_full_store_fails_the_response(tmp_path: Path) -> None:
     """A file that another process has locked is as a full disk: nothing can be written for a while."""
-    with serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server:
+    with serve("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}") as server:
         id = begin(server)
         with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
@@ -498,7 +498,7 @@ def test_a_connection_that_breaks_off_ends_no_response() -> None:
 def test_streams_that_are_silent_say_that_they_are_there(tmp_path: Path) -> None:
     """Comments have no numbers, and come where another server runs the response too."""
     pace = ("-o", "option.echo_tokens_per_second=0.4")
-    options = ("--engine", "echo", *pace, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *pace, "-o", f"option.responses_store={tmp_path}")
     body = {**LONG, "max_output_tokens": 3, "stream": True}
     with (
         mock.patch.object(background_responses, "KEEP_ALIVE", 0.2),
@@ -532,7 +532,7 @@ def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) ->
     """Its final state is shown once it is stored, so that it is the same after a crash."""
     with (
         mock.patch.object(background_responses, "_WRITE_SECONDS", 0.5),
-        serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
+        serve("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
     ):
         id = begin(server)
         with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
@@ -594,7 +594,7 @@ def test_responses_of_many_owners_are_those_that_they_get_plainly(tmp_path: Path
     options = ("-o", "option.background_max=20", "-o", "option.max_rolling_batch_size=64", "-o", "job_queue_size=2000")
     rate = ("-o", "option.echo_tokens_per_second=2000")
     draw = random.Random(20261129)
-    with serve("--engine", "echo", *options, *rate, "-o", f"option.responses_store={tmp_path}") as server:
+    with serve("--engine", "echo", *BY_KEY, *options, *rate, "-o", f"option.responses_store={tmp_path}") as server:
 
         def client_of(owner: int) -> httpx.Client:
             headers = {"x-api-key": f"key {owner}"}
