@@ -187,13 +187,9 @@ class BackgroundHandlers:
         store, runs = store_of(self._model), self._model.background
         assert runs is not None, "it exists if responses are stored"
         owner, id = owner_of(scope["headers_by_name"]), scope["path_params"]["response"]
-        run = runs.find(owner, id)
-        if run is None:
-            streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
-            if streams is None and not await asyncio.wrap_future(store.exists(owner, id)):
-                raise not_kept(id)
-        else:
-            streams = run.detached.streams
+        streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
+        if streams is None and not await asyncio.wrap_future(store.exists(owner, id)):
+            raise not_kept(id)
         if not streams:
             raise no_events()
         return _EventReader(runs, owner, id, first)
