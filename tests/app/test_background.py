@@ -55,8 +55,8 @@ def create(server: LiveServer, headers: dict[str, str] = ANN, **body: Any) -> An
     return found.json()
 
 
-def call(server: LiveServer, method: str, path: str, headers: dict[str, str] = ANN) -> httpx.Response:
-    return http.request(method, f"{server.url}{PATH}/{path}", headers=headers, timeout=30)
+def call(server: LiveServer, method: str, path: str, headers: dict[str, str] = ANN, **body: Any) -> httpx.Response:
+    return http.request(method, f"{server.url}{PATH}/{path}", headers=headers, timeout=30, **body)
 
 
 def poll(server: LiveServer, id: str, headers: dict[str, str] = ANN) -> Any:
@@ -140,10 +140,33 @@ def test_events_are_those_of_every_stream_and_can_be_read_again(server: LiveServ
     assert events[-1]["response"] == call(server, "GET", id).json()
     for after in range(-1, len(events) + 2):
         query = "stream=true" if after < 0 else f"starting_after={after}&stream=true"
+        rest = "".join(f"{event}\n\n" for event in streamed.split("\n\n")[after + 1 : -1])
         query += "&include%5B%5D=reasoning.encrypted_content&include_obfuscation=false"
         again = call(server, "GET", f"{id}?{query}")
         assert again.headers["content-type"].startswith("text/event-stream")
-        assert again.text == "".join(f"{event}\n\n" for event in streamed.split("\n\n")[after + 1 : -1])
+        assert again.text == rest
+        number = {} if after < 0 else {"starting_after": after}
+        for path, asked in ((f"{id}?{query.partition('&')[0]}", {"stream": True}), (id, {"stream": True, **number})):
+            assert call(server, "GET", path, json=asked).text == rest, "openai-go sends `stream` as the body"
+
+
+BODIES = (b"", b"{}", b"null", b"[1]", b"a=b", b"{", b'{"stream":false}', b'{"stream":null}', b"x" * 100_000)
+
+
+def test_bodies_where_none_is_expected_change_nothing(server: LiveServer) -> None:
+    """Some clients send one with each request. Only what asks for a stream has a meaning."""
+    id = create(server, max_output_tokens=1)["id"]
+    poll(server, id)
+    for path in (id, f"{id}?stream=false", f"{id}/input_items"):
+        plain = call(server, "GET", path)
+        assert plain.status_code == 200
+        for body in BODIES:
+            assert call(server, "GET", path, content=body).json() == plain.json(), body
+    for body in BODIES:
+        made = server.post({"input": "a", "max_output_tokens": 1}, PATH, headers=ANN).json()["id"]
+        assert call(server, "DELETE", made, content=body).json()["deleted"] is True, body
+    assert call(server, "GET", id, json={"stream": "perhaps"}).status_code == 400
+    assert call(server, "GET", f"{id}?stream=false", json={"stream": True}).json()["id"] == id, "the query goes first"
 
 
 def test_a_response_outlives_its_client_and_has_several_readers(server: LiveServer) -> None:
@@ -536,7 +559,7 @@ def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) ->
     ):
         id = begin(server)
         with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
+            other.execute("BEGIN IMMEDIATE")
             stopped = call(server, method, f"{id}/cancel" if method == "POST" else id)
             assert (stopped.status_code, "has not been stored yet" in stopped.text) == (503, True)
             assert server.metric("lmi_active_sequences") == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import httpx
@@ -86,7 +86,7 @@ def message_batch(server: LiveServer) -> str:
     return f"/v1/messages/batches/{call(server, 'POST', '/v1/messages/batches', json={'requests': requests})['id']}"
 
 
-DELETED = {
+DELETED: dict[str, Callable[[LiveServer], str]] = {
     "response": lambda server: response(server, max_output_tokens=1),
     "queued": lambda server: response(server, **LONG),
     "background": lambda server: response(server, **LONG),
@@ -109,7 +109,7 @@ def test_a_deletion_is_seen_at_once(servers: tuple[LiveServer, LiveServer], pair
             assert statuses(servers, f"{path}?stream=true") == {404}
 
 
-CANCELLABLE = {
+CANCELLABLE: dict[str, Callable[[LiveServer], str]] = {
     "queued": lambda server: response(server, **LONG),
     "background": lambda server: response(server, **LONG),
     "stream": streamed,
