@@ -126,7 +126,8 @@ async def _send_events(
     readers.add(exchange.wake)
     send = functools.partial(reader.send, send)
     try:
-        with model.adapters.calls, Share(model.admission.memory) as memory:
+        quota = model.admission.memory.of(owner_of(scope["headers_by_name"]))
+        with model.adapters.calls, Share(quota) as memory:
             await send_start(scope, send, 200, SSE.content_type, headers)
             await _send_parts(model, send, reader, exchange, memory)
             await exchange.read()

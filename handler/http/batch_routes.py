@@ -140,7 +140,7 @@ class StoreRoutes:
 
     async def _receive_parts(self, scope: Scope, receive: Receive, upload: BodyReader) -> None:
         more = True
-        with Share(self._model.admission.memory) as memory:
+        with Share(self._model.admission.memory.of(owner_in(scope))) as memory:
             while more:
                 message = await wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":

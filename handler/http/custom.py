@@ -266,7 +266,8 @@ class CustomCode:
         if offers_websocket(scope):  # custom code is called for each message, because Starlette's handles only HTTP
             return await self._routes(scope, receive, send)
         # a graceful stop waits for it
-        with self._model.adapters.calls, Share(self._model.admission.memory) as memory:
+        quota = self._model.admission.memory.of(owner_of(scope["headers_by_name"]))
+        with self._model.adapters.calls, Share(quota) as memory:
             try:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:

@@ -111,7 +111,7 @@ class Sockets:
         if handshake.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             raise BadRequest(handshake.response.body.decode().partition("\n")[0])
         kind = CompressedWebSocket if handshake.extensions else WebSocket
-        socket = kind(handshake, exchange.turns, self._memory, limits)
+        socket = kind(handshake, exchange.turns, self._memory.of(owner_of(scope["headers_by_name"])), limits)
         exchange.switch(socket)
         return socket
 
@@ -122,7 +122,7 @@ class Sockets:
         if self._model is None or self._app is None or not socket.is_open:
             return
         session = SocketSession(self._model, self._app, scope, read_with, socket)
-        socket.serve(session, self._memory)
+        socket.serve(session, self._memory.of(session.owner))
         await session.run()
 
     async def _wait(self, socket: Socket) -> None:
