@@ -177,12 +177,12 @@ class BackgroundHandlers:
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                asked = await self._in_body(scope, receive)
+                parameters = await self._in_body(scope, receive)
                 if b"stream" in scope["query_string"] or b"starting_after" in scope["query_string"]:
-                    asked |= QueryParams(query_of(scope))
-                if not asked:
+                    parameters |= QueryParams(query_of(scope))
+                if not parameters:
                     return await otherwise(scope, receive, send)
-                after = read_starting_after(asked)
+                after = read_starting_after(parameters)
                 if after is None:
                     return await otherwise(scope, receive, send)
                 reader = await self._reader(scope, after + 1)
@@ -203,10 +203,10 @@ class BackgroundHandlers:
         if length > _BODY or not (length or "transfer-encoding" in scope["headers_by_name"]):
             return {}
         with contextlib.suppress(NotJson, TooLarge):
-            value = decode(await read_short_body(scope, receive, _BODY, self._model))
-            if isinstance(value, dict):
-                pairs = [(name, value.get(name)) for name in ("stream", "starting_after")]
-                return {name: dumps(given).decode().strip('"') for name, given in pairs if given is not None}
+            body = decode(await read_short_body(scope, receive, _BODY, self._model))
+            if isinstance(body, dict):
+                pairs = [(name, body.get(name)) for name in ("stream", "starting_after")]
+                return {name: dumps(value).decode().strip('"') for name, value in pairs if value is not None}
         return {}
 
     async def _reader(self, scope: Scope, first: int) -> _EventReader:

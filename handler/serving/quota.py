@@ -14,7 +14,7 @@ class Quota:
     Args:
         most: total amount.
         spare: additional amount for requests that take at most `small`, so that large requests cannot block them. An
-            owner that holds more than half of `most` leaves half of it to others (see `of`).
+            owner that holds much leaves half of it to others (see `of`).
         small: maximum amount of a small request.
         words: error message for a request whose amount is not available.
         beside: as long as all other requests together hold no more than this, a request may take any amount. The spare

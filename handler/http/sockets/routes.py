@@ -82,7 +82,7 @@ class Sockets:
         return open_socket
 
     def _make_room(self, socket: Socket, owner: str) -> None:
-        """Close the newest WebSocket of the owner with the most of them, if this one exceeds the maximum."""
+        """Close the newest WebSocket of the owner that has more of them than others, if this one exceeds the limit."""
         removed = self._sockets.put(id(socket), socket, owner)
         if removed is not None:
             reason = "another API key needs this connection (option.websockets_max)"
