@@ -272,8 +272,8 @@ class OwnerQueues(Generic[Item]):
             self._next = None
 
     def has_room(self, limit: int, owner: str) -> bool:
-        """Return whether an owner may add an item to a queue of at most `limit` items. If the queue is full, an owner
-        still has its equal share, as in `FairQueue`.
+        """Return whether an owner may add an item to a queue with this limit. If the queue is full, an owner still has
+        its equal share, as in `FairQueue`.
         """
         num_owners = len({*self._queues, owner})
         return len(self) < limit or len(self._queues.get(owner, ())) < limit // num_owners
