@@ -13,7 +13,7 @@ class Quota:
 
     Args:
         most: total amount.
-        spare: additional amount for requests that take at most `small`, so that large requests cannot block them. An
+        spare: additional amount for requests of up to `small`, so that large requests cannot block them. An
             owner that holds much leaves half of it to others (see `of`).
         small: maximum amount of a small request.
         words: error message for a request whose amount is not available.
@@ -85,8 +85,8 @@ class _OwnersQuota(Quota):
     """A quota as the requests of one owner see it."""
 
     def __init__(self, whole: Quota, owner: str) -> None:
-        self._whole, self._owner = whole, owner
-        self.most, self.lock = whole.most, whole.lock
+        super().__init__(whole.most, 0, 0, "")
+        self._whole, self._owner, self.lock = whole, owner, whole.lock
 
     def change_locked(self, before: int, after: int, *, large: bool | None = None, modest: bool = True) -> None:
         self._whole.change_of_owner(before, after, self._owner, large=large)
