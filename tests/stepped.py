@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -85,11 +85,13 @@ class Bench:
         store: ResponseStore | None = None,
         request_log: RequestLog | None = None,
         context: ServerContext | None = None,
+        owner_header: str | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
         self.loop = WorkerLoop()
-        config = read_config(overrides=["option.llm_engine=echo", f"option.rolling_batch={mode}"], environ={}).checked()
+        overrides = ["option.llm_engine=echo", f"option.rolling_batch={mode}"]
+        config = replace(read_config(overrides=overrides, environ={}).checked(), owner_header=owner_header)
 
         async def make() -> ServedModel:
             preprocessor = Preprocessor(

@@ -100,6 +100,13 @@ class FairQueue(Generic[T]):
             self._count(owner, -1)
             return item
 
+    def discard(self, flow: Hashable, owner: Hashable) -> None:
+        """Remove the entries of an owner's flow, if there are any."""
+        with self._changed:
+            flows = self._owners[owner]
+            self._count(owner, -len(flows.pop(flow, ())))
+            self._owners.drop_empty(owner)
+
     def drop(self, unwanted: Callable[[T], bool]) -> None:
         """Remove all entries for which `unwanted` returns true."""
         with self._changed:

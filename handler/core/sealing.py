@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handler.core.errors import ConfigError
+from handler.core.owners import names_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -54,10 +56,10 @@ class Sealer:
         nonce, sealed = data[1 : 1 + _NONCE], data[1 + _NONCE :]
         if not data.startswith(_VERSION) or len(nonce) < _NONCE:
             raise ValueError("the text has another format")
-        try:
-            return self._cipher.decrypt(nonce, sealed, owner.encode())
-        except InvalidTag:
-            raise ValueError("the text was encrypted with another secret or for another owner") from None
+        for name in names_of(owner):
+            with suppress(InvalidTag):
+                return self._cipher.decrypt(nonce, sealed, name.encode())
+        raise ValueError("the text was encrypted with another secret or for another owner")
 
     @cached_property
     def _cipher(self) -> AESGCM:

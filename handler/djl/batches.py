@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from handler.core.errors import GenerationFailed, InternalError, ServingError, serving_error
 from handler.djl.worker_loop import WorkerLoop
+from handler.serving.head import DETACHES, OWNER, PATH_MODEL, unchecked_owner
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import TARGET_MODEL
 from handler.serving.request.life import ANSWERING, COMMIT, FINISHED
@@ -35,6 +36,12 @@ _SETTLED = 0.005
 About a millisecond after Java has handed over a request, it checks whether the response continues. If a complete
 response arrives at that moment, Java marks it as ended before it has queued the bytes (ChunkedBytesSupplier in 0.25 to
 0.36). Java then sends nothing, and the client keeps waiting. In practice, only refusals are ready that early.
+"""
+
+
+_NOT_THE_CLIENTS = (TARGET_MODEL, OWNER, PATH_MODEL, DETACHES)
+"""Names that a client must not set. Java chooses the model, and turns SageMaker's custom attributes of any name into
+headers.
 """
 
 
@@ -69,7 +76,8 @@ def start_items(
     tasks: list[RequestTask] = []
     for item in items:
         try:
-            headers = {name: value for name, value in item.headers.items() if name != TARGET_MODEL}  # Java's choice
+            headers = {name: value for name, value in item.headers.items() if name not in _NOT_THE_CLIENTS}
+            headers[OWNER] = unchecked_owner(headers, model.config.owner_header)
             tasks.append(model.open(headers, route=headers.get("route"), on_bytes=on_bytes))
         except Exception as bug:  # one request must not stop the others
             tasks.append(model.refused(serving_error(bug)))

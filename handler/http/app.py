@@ -138,7 +138,8 @@ class App:
             **{route.path: route.app for route in reversed(self.routes) if "{" not in route.path},
             _SERVER: Endpoint({"OPTIONS": shows(lambda scope: {})}),
         }
-        self._checks = Checks(access, hosts, {("GET", "/ping"), ("GET", "/health"), ("OPTIONS", _SERVER), *OPEN_PATHS})
+        open_paths = {("GET", "/ping"), ("GET", "/health"), ("OPTIONS", _SERVER), *OPEN_PATHS}
+        self._checks = Checks(access, hosts, open_paths, model.config.owner_header)
         is_custom = handlers is not None or model.handle is not None
         self._inner: ASGIApp = CustomCode(handlers, model, self._route) if is_custom else self._route
         sockets.serve(model, self._inner)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from starlette.datastructures import QueryParams
-from starlette.types import Message, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
-from handler.core.errors import ServingError, Unavailable
+from handler.core.errors import NotJson, ServingError, TooLarge, Unavailable
 from handler.core.framing import JSON, SSE, dumps
 from handler.core.framing import KEEP_ALIVE as COMMENT
 from handler.core.log import of_request
@@ -25,12 +26,15 @@ from handler.http.inference import (
     Headers,
     Respond,
     Responded,
+    declared_length,
     encoded,
+    read_short_body,
     send_answer,
     send_start,
 )
 from handler.http.stored_calls import StoredCall, store_of
 from handler.http.urls import query_of
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import not_kept, read_starting_after
@@ -45,6 +49,7 @@ from handler.serving.stored_responses import BUSY_SECONDS
 
 log = logging.getLogger("handler.server")
 
+_BODY = 1 << 12  # maximum size in bytes of a body with the parameters of a GET request
 _PART = 1 << 16  # bytes of events to collect before they are sent
 _WRITE_SECONDS = 2 * BUSY_SECONDS  # maximum seconds to wait for a final state to be written
 _LOOK_SECONDS = 1.0  # seconds between two searches for events of a response that another server is running
@@ -141,7 +146,8 @@ async def _send_events(
     send = functools.partial(reader.send, send)
     is_whole = False
     try:
-        with model.adapters.calls, Share(model.admission.memory) as memory:
+        quota = model.admission.memory.of(owner_of(scope["headers_by_name"]))
+        with model.adapters.calls, Share(quota) as memory:
             await send_start(scope, send, 200, SSE.content_type, headers)
             is_whole = await _send_parts(model, send, reader, exchange, memory, capture)
             await exchange.read()
@@ -199,33 +205,49 @@ class BackgroundHandlers:
         self._model = model
 
     def retrieve(self, otherwise: Handle) -> Handle:
-        """Return a handler that sends the events of a response if the query requests a stream."""
+        """Return a handler that sends the events of a response if the query or the body requests a stream."""
 
-        async def handle(scope: Scope, receive: Any, send: Send) -> None:
-            if b"stream" not in scope["query_string"] and b"starting_after" not in scope["query_string"]:
-                return await otherwise(scope, receive, send)
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                after = read_starting_after(QueryParams(query_of(scope)))
+                parameters = await self._in_body(scope, receive)
+                if b"stream" in scope["query_string"] or b"starting_after" in scope["query_string"]:
+                    parameters |= QueryParams(query_of(scope))
+                if not parameters:
+                    return await otherwise(scope, receive, send)
+                after = read_starting_after(parameters)
                 if after is None:
                     return await otherwise(scope, receive, send)
                 reader = await self._reader(scope, after + 1)
             except ServingError as error:
                 return await send_answer(scope, send, ERRORS.whole(error))
+            except ClientDisconnect:
+                return
             await _send_events(self._model, reader, scope, send)
 
         return handle
+
+    async def _in_body(self, scope: Scope, receive: Receive) -> dict[str, str]:
+        """Return the parameters in the body. OpenAI's client for Go sends `stream` there.
+
+        A body that is large or not JSON is ignored, as on all routes without a body.
+        """
+        length = declared_length(scope)
+        if length > _BODY or not (length or "transfer-encoding" in scope["headers_by_name"]):
+            return {}
+        with contextlib.suppress(NotJson, TooLarge):
+            body = decode(await read_short_body(scope, receive, _BODY, self._model))
+            if isinstance(body, dict):
+                pairs = [(name, body.get(name)) for name in ("stream", "starting_after")]
+                return {name: dumps(value).decode().strip('"') for name, value in pairs if value is not None}
+        return {}
 
     async def _reader(self, scope: Scope, first: int) -> _EventReader:
         store, runs = store_of(self._model), self._model.background
         assert runs is not None, "it exists if responses are stored"
         owner, id = owner_of(scope["headers_by_name"]), scope["path_params"]["response"]
-        run = runs.find(owner, id)
-        if run is None:
-            streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
-            if streams is None and not await asyncio.wrap_future(store.exists(owner, id)):
-                raise not_kept(id)
-        else:
-            streams = run.detached.streams
+        streams = await asyncio.wrap_future(store.call(owner, store.background.streams, owner, id))
+        if streams is None and not await asyncio.wrap_future(store.exists(owner, id)):
+            raise not_kept(id)
         if not streams:
             raise no_events()
         return _EventReader(runs, owner, id, first)

@@ -25,6 +25,7 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from handler.core.fair_queue import FairQueue
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.http.inference import (
     GIVEN_UP,
@@ -47,9 +48,9 @@ from handler.serving.compression import body_decoder, check_encoding, content_en
 from handler.serving.forms import FormReader, Parts
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import BODY_MEMORY, Count, Share
+from handler.serving.quota import BODY_MEMORY, Share
 
-_MAX_WAITING = 64  # maximum number of calls that wait for the store
+_MAX_WAITING = 64  # number of calls that wait for the store, from which on each owner may have only its share
 _PART = 1 << 18  # bytes of a file to send at once
 _FORM = 1 << 16  # maximum size of a form besides its file, in bytes
 _UPLOAD_SECONDS = 1800.0
@@ -67,7 +68,7 @@ class StoreRoutes:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._waiting = Count()
+        self._waiting = FairQueue[None]()
 
     def route(self, path: str, **handlers: Handle) -> Route:
         return Route(path, Endpoint(handlers, errors=self.errors))
@@ -86,17 +87,20 @@ class StoreRoutes:
             raise NotFound("files and batches are not enabled on this server (option.batches_store)")
         return self._model.batches
 
-    async def call(self, method: Callable[..., T], *arguments: Any) -> T:
+    async def call(self, scope: Scope, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method of the store.
 
         Raises:
-            ServingError: the method failed, or too many calls are waiting.
+            ServingError: the method failed, or too many calls are waiting, and the owner has its share of them.
         """
-        store = self.store
-        if self._waiting.value >= _MAX_WAITING:
+        store, owner, call = self.store, owner_in(scope), object()
+        if not self._waiting.has_room(_MAX_WAITING, owner):
             raise Overloaded(f"{_MAX_WAITING} requests for files and batches are already waiting")
-        with self._waiting:
+        self._waiting.put(call, None, owner)
+        try:
             return await store.call(method, store, *arguments)
+        finally:
+            self._waiting.discard(call, owner)
 
     # -- the contents of files -----------------------------------------------------------------------------------
 
@@ -114,7 +118,7 @@ class StoreRoutes:
         if length > most + _FORM:
             raise file_too_large(most, self.uploaded)
         size = most if encoding else length  # of a compressed file, only the maximum is certain
-        id = await self.call(BatchStore.reserve, owner_in(scope), min(size, most) if size else most, kind)
+        id = await self.call(scope, BatchStore.reserve, owner_in(scope), min(size, most) if size else most, kind)
         kept = False
         try:
             yield id
@@ -136,7 +140,7 @@ class StoreRoutes:
 
     async def _receive_parts(self, scope: Scope, receive: Receive, upload: BodyReader) -> None:
         more = True
-        with Share(self._model.admission.memory) as memory:
+        with Share(self._model.admission.memory.of(owner_in(scope))) as memory:
             while more:
                 message = await wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":
@@ -186,7 +190,7 @@ class BatchRoutes(StoreRoutes):
 
         async def answer(scope: Scope, receive: Receive) -> Responded:
             (id,) = scope["path_params"].values()
-            return await self.call(method, owner_in(scope), id), ()
+            return await self.call(scope, method, owner_in(scope), id), ()
 
         return self.json(answer)
 
@@ -199,7 +203,7 @@ class BatchRoutes(StoreRoutes):
 
         async def answer(scope: Scope, receive: Receive) -> Responded:
             page = read_page(QueryParams(query_of(scope)), *limits)
-            items, has_more = await self.call(method, owner_in(scope), page)
+            items, has_more = await self.call(scope, method, owner_in(scope), page)
             return listed(items, has_more=has_more), ()
 
         return self.json(answer)
@@ -209,7 +213,7 @@ class BatchRoutes(StoreRoutes):
         body = await read_short_body(scope, receive, _FORM, self._model)
         value = await decode_short_body(scope, body, self._model)
         params = read_batch(value, self._endpoints, self._model.context)
-        batch = await self.call(BatchStore.create, owner_in(scope), params)
+        batch = await self.call(scope, BatchStore.create, owner_in(scope), params)
         store.created.set()
         return batch, params.ignored
 
@@ -224,12 +228,12 @@ class BatchRoutes(StoreRoutes):
                 upload = _Upload(scope["headers_by_name"], file, self._model.config.batches_max_file_bytes)
                 await self.receive(scope, receive, upload)
             new = read_file(upload.end(), self._model.context)
-            return await self.call(BatchStore.keep, id, new), new.ignored
+            return await self.call(scope, BatchStore.keep, id, new), new.ignored
 
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.calls:
             try:
-                content, file = await self.call(BatchStore.open, owner_in(scope), scope["path_params"]["file"])
+                content, file = await self.call(scope, BatchStore.open, owner_in(scope), scope["path_params"]["file"])
             except ServingError as error:
                 return await send_refusal(scope, send, ERRORS.whole(error))
             with file:

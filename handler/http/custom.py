@@ -51,7 +51,7 @@ from handler.plugins.handle import Answer, Broken, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
-from handler.serving.head import ATTRIBUTES, owner_of
+from handler.serving.head import ATTRIBUTES, OWNER, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.request.life import Life
@@ -266,7 +266,8 @@ class CustomCode:
         if offers_websocket(scope):  # custom code is called for each message, because Starlette's handles only HTTP
             return await self._routes(scope, receive, send)
         # a graceful stop waits for it
-        with self._model.adapters.calls, Share(self._model.admission.memory) as memory:
+        quota = self._model.admission.memory.of(owner_of(scope["headers_by_name"]))
+        with self._model.adapters.calls, Share(quota) as memory:
             try:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
@@ -438,7 +439,8 @@ class _Plain:
 
         exchange = AsgiExchange(receive, note_start, scope["http_version"])
         extensions = {**scope["extensions"], EXCHANGE: exchange}
-        inner = {**scope, "headers_by_name": headers_by_name(scope), "extensions": extensions}
+        owner = {OWNER: owner_of(scope["headers_by_name"])}
+        inner = {**scope, "headers_by_name": {**headers_by_name(scope), **owner}, "extensions": extensions}
         try:
             await self._app(inner, receive, exchange.send)
             if not started:

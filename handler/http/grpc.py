@@ -24,10 +24,11 @@ from handler.core.errors import ConfigError, InvalidPayload
 from handler.core.loop import wait_for
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import again
-from handler.http.security import KEY_HEADERS, Access, Keys
+from handler.http.security import Access, Keys
 from handler.protocols.triton.api import VERSION
 from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, failure, messages
 from handler.protocols.triton.infer import HEADER
+from handler.serving.head import KEY_HEADERS
 
 log = logging.getLogger("handler.server")
 

@@ -145,7 +145,7 @@ async def read_body(
         ClientDisconnect: the client has disconnected.
     """
     option = " (max_request_size)" if limit == model.config.max_request_size else ""
-    memory = memory or Share(model.admission.memory)
+    memory = memory or Share(model.admission.memory.of(owner_of(scope["headers_by_name"])))
     if (length := declared_length(scope)) > limit:
         scope[GIVEN_UP] = True
         raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed{option}")

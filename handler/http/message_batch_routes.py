@@ -66,10 +66,10 @@ class MessageBatchRoutes(StoreRoutes):
                 requests = _Requests(self._model, content_encoding(scope["headers_by_name"]), file)
                 await self.receive(scope, receive, requests)
             rest = requests.end()
-            await self.call(BatchStore.keep, id, _INPUT)
+            await self.call(scope, BatchStore.keep, id, _INPUT)
             new = new_message_batch(id, rest, self._model.context)
             new = new._replace(total=requests.num_requests)
-            batch = await self.call(BatchStore.create, owner_in(scope), new, ANTHROPIC)
+            batch = await self.call(scope, BatchStore.create, owner_in(scope), new, ANTHROPIC)
         store.created.set()
         return _shown(batch), new.ignored
 
@@ -93,14 +93,14 @@ class MessageBatchRoutes(StoreRoutes):
 
     async def _list(self, scope: Scope, receive: Receive) -> Responded:
         query = read_message_page(QueryParams(query_of(scope)))
-        batches, has_more = await self.call(BatchStore.batches, owner_in(scope), query.page, ANTHROPIC)
+        batches, has_more = await self.call(scope, BatchStore.batches, owner_in(scope), query.page, ANTHROPIC)
         shown = [_shown(batch) for batch in (reversed(batches) if query.is_before else batches)]
         return message_batches(shown, has_more=has_more), ()
 
     async def _results(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.calls, contextlib.ExitStack() as opened:
             try:
-                results = await self.call(_open_results, owner_in(scope), scope["path_params"]["batch"])
+                results = await self.call(scope, _open_results, owner_in(scope), scope["path_params"]["batch"])
                 opened.enter_context(contextlib.closing(results))
             except ServingError as error:
                 return await send_refusal(scope, send, ERRORS.whole(error))
@@ -110,7 +110,7 @@ class MessageBatchRoutes(StoreRoutes):
             await self.send(scope, receive, send, functools.partial(_next_part, iter(results)))
 
     async def _batch(self, scope: Scope, method: Any) -> Any:
-        return await self.call(method, owner_in(scope), scope["path_params"]["batch"], ANTHROPIC)
+        return await self.call(scope, method, owner_in(scope), scope["path_params"]["batch"], ANTHROPIC)
 
 
 class _Requests:

@@ -17,6 +17,7 @@ from handler.config import environment
 from handler.config.environment import is_loopback
 from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError, Forbidden, Unauthorized
+from handler.core.owners import digest_of, owner_by_key
 from handler.core.values import new_uuid
 from handler.http.inference import (
     SHARED,
@@ -31,7 +32,7 @@ from handler.http.inference import (
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects
 from handler.serving.admission import canonical_path
-from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key, request_id
+from handler.serving.head import KEY_HEADERS, OWNER, bearer_token, request_id, unchecked_owner
 
 _ORIGINS = "CORS_ALLOW_ORIGIN"  # as in TGI and TEI
 ANY_ORIGIN = ANY_HOST = "*"
@@ -178,7 +179,6 @@ _KEY_PROTOCOL = "openai-insecure-api-key."
 """Start of the subprotocol in which browsers send a key, because they cannot set headers for a WebSocket."""
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
-KEY_HEADERS = ("authorization", "x-api-key")
 _RAW_KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
 
 
@@ -199,16 +199,21 @@ class Keys:
 
 
 class ApiKeys:
-    """Checks API keys. Requests without a valid key are refused in the error format of the dialect of the route.
+    """Checks API keys, and names the owner of each request. Requests without a valid key are refused in the error
+    format of the dialect of the route.
 
     Args:
         keys: valid keys. If there are none, all requests are admitted.
         open_paths: methods and paths that need no key.
+        owner_header: header in which a gateway names the owners (`option.owner_header`), or None without one.
     """
 
-    def __init__(self, keys: Sequence[str], open_paths: Iterable[tuple[str, str]]) -> None:
+    def __init__(
+        self, keys: Sequence[str], open_paths: Iterable[tuple[str, str]], owner_header: str | None = None
+    ) -> None:
         self._keys = Keys(keys) if keys else None
         self._open = frozenset(open_paths)
+        self._owner_header = owner_header
 
     @property
     def are_checked(self) -> bool:
@@ -216,19 +221,35 @@ class ApiKeys:
         return self._keys is not None
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether the request is admitted. Remove the headers that may contain its key, so that it reaches
-        neither logs nor user code.
+        """Return whether the request is admitted, and name its owner. If keys are checked, remove the headers that may
+        contain its key, so that it reaches neither logs nor user code.
         """
+        headers = scope["headers_by_name"]
+        sent_keys = {name: headers.get(name, "") for name in KEY_HEADERS}
+        if not any(sent_keys.values()) and offers_websocket(scope):
+            sent_keys["x-api-key"] = _key_of_subprotocols(headers.get("sec-websocket-protocol", ""))
+        names = self._names(scope)
         if self._keys is None:
+            headers[OWNER] = unchecked_owner({**sent_keys, **names}, self._owner_header)
             return True
-        sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
-        if offers_websocket(scope) and not any(sent_keys):
-            sent_keys = ["", _key_of_subprotocols(scope["headers_by_name"].get("sec-websocket-protocol", ""))]
+        for name in KEY_HEADERS:
+            headers.pop(name, None)
         scope["headers"] = _without_keys(scope["headers"])
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if owner := self._keys.owner(*sent_keys):
-            scope["headers_by_name"][OWNER] = owner
+        if owner := self._keys.owner(*sent_keys.values()):
+            headers[OWNER] = unchecked_owner(names, self._owner_header) or owner
         return bool(owner) or (method, scope["path"]) in self._open
+
+    def _names(self, scope: Scope) -> dict[str, str]:
+        """Return the header in which a gateway names the owner, unless that is the header of a key.
+
+        Values of a repeated header are joined: one of them may be the client's own, which must not count as a name.
+        """
+        header = self._owner_header
+        if header is None or header in KEY_HEADERS:
+            return {}
+        values = (value.decode("latin-1") for name, value in scope["headers"] if name.lower() == header.encode())
+        return {header: ", ".join(values)}
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
         """Send an error response for the route, and return True. If no route has this path, only return False."""
@@ -417,16 +438,23 @@ class Checks:
 
     Args:
         open_paths: methods and paths that need no key.
+        owner_header: header in which a gateway names the owners, or None without one.
 
     Attributes:
         cors: origins of web pages that may call the server.
         keys: API keys.
     """
 
-    def __init__(self, access: Access, hosts: AllowedHosts | None, open_paths: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        access: Access,
+        hosts: AllowedHosts | None,
+        open_paths: Iterable[tuple[str, str]] = (),
+        owner_header: str | None = None,
+    ) -> None:
         self._hosts = hosts or AllowedHosts(None)
         self.cors = Cors(access.origins)
-        self.keys = ApiKeys(access.keys, open_paths)
+        self.keys = ApiKeys(access.keys, open_paths, owner_header)
 
     def refusal(self, scope: Scope) -> Forbidden | None:
         """Read the head into the scope. Return the error for a host or origin that is not allowed, or None."""

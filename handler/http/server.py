@@ -237,7 +237,7 @@ async def _serve(
 ) -> int:
     app, progress, times = StartingApp(config.name), Progress(), StartTimes()
     sockets = Sockets(config)
-    app.open_sockets = EarlySockets(config, sockets, Checks(access, hosts), app.refuse)
+    app.open_sockets = EarlySockets(config, sockets, Checks(access, hosts, (), config.owner_header), app.refuse)
     grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
     server = HttpServer(app, access, keep_alive_timeout=config.keep_alive_timeout)
     signals.listen(server.signalled)

@@ -88,7 +88,8 @@ def stored_handler(
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
-        with model.adapters.calls, Share(model.admission.memory) as memory:
+        quota = model.admission.memory.of(owner_of(scope["headers_by_name"]))
+        with model.adapters.calls, Share(quota) as memory:
             try:
                 response, ignored = await responded(scope, receive, memory)
             except ClientDisconnect:

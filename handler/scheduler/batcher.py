@@ -271,6 +271,13 @@ class OwnerQueues(Generic[Item]):
             self._queues.drop_empty(owner)
             self._next = None
 
+    def has_room(self, limit: int, owner: str) -> bool:
+        """Return whether an owner may add an item to a queue with this limit. If the queue is full, an owner still has
+        its equal share, as in `FairQueue`.
+        """
+        num_owners = len({*self._queues, owner})
+        return len(self) < limit or len(self._queues.get(owner, ())) < limit // num_owners
+
     def newest_of_largest(self, owner: str) -> int | None:
         """Return the id of the newest item of the owner with the most items, or None if `owner` would have as many with
         another item. Among owners with as many items, the one whose turn is last loses an item, as in `FairQueue`.

@@ -18,7 +18,7 @@ from handler.core.framing import dumps
 from handler.protocols.kernel.stored import KeptItem
 from handler.protocols.openai.api import Page
 from handler.protocols.responses.api import duplicate_item, no_conversation, no_conversation_item
-from handler.serving.database import close_lock_file, load_json, open_lock_file
+from handler.serving.database import close_lock_file, load_json, open_lock_file, owned_by
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS conversations (
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS conversation_items (
 CREATE INDEX IF NOT EXISTS conversation_items_by_id ON conversation_items (id)
 """
 
-_NOBODY = "-"  # owner of deleted conversations of which some items are left; the owner "" is everyone without a key
+_NOBODY = "-"  # owner of deleted conversations of which some items are left; the owner "" is everyone
 _ITEM = 128  # approximate bytes of an item in the database besides its JSON
 MAX_REMOVED = 2000
 """The maximum number of items that a transaction removes, so that it does not keep others waiting."""
@@ -175,7 +175,7 @@ class Conversations:
         Raises:
             NotKept: the owner has no conversation with this id.
         """
-        query = "SELECT expires > ?, number, head, size FROM conversations WHERE id = ? AND owner = ?"
+        query = f"SELECT expires > ?, number, head, size FROM conversations WHERE id = ? AND {owned_by(owner)}"
         row = self._database.execute(query, (self._clock(), id, owner)).fetchone()
         if row is None or not (row[0] or self.locks.is_held(row[1])):
             raise no_conversation(id, param)
@@ -267,7 +267,7 @@ class Conversations:
         """
         query = (
             "SELECT one.rowid, length(item) FROM conversation_items AS one JOIN conversations ON number = conversation "
-            "WHERE one.id = ? AND owner = ? AND expires > ? ORDER BY number DESC LIMIT 1"
+            f"WHERE one.id = ? AND {owned_by(owner)} AND expires > ? ORDER BY number DESC LIMIT 1"
         )
         row: tuple[int, int] | None = self._database.execute(query, (item_id, owner, self._clock())).fetchone()
         return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable, serving_error
+from handler.core.fair_queue import FairQueue
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.core.user_functions import Role
 from handler.engines import s3
@@ -34,7 +36,7 @@ from handler.plugins.handle import (
     next_part,
     next_part_async,
 )
-from handler.serving.quota import Count, Quota, Share
+from handler.serving.quota import Quota, Share
 from handler.serving.request.gate import BatchGate, Turn
 from handler.serving.request.life import Life
 
@@ -131,11 +133,13 @@ class _Parts:
 
     Attributes:
         ended: set when all parts have been produced, or the parts were closed.
+        held: what the call holds until then.
     """
 
     def __init__(self, parts: Any, runs: _OneByOne | _SideBySide) -> None:
         self._parts, self._runs = parts, runs
         self.ended = asyncio.Event()
+        self.held = contextlib.ExitStack()
 
     async def next(self) -> bytes | Broken | None:
         """Return the next part, or None after the last part."""
@@ -154,6 +158,7 @@ class _Parts:
         """Close the parts. If the function is computing a part, it finishes that part."""
         if not self.ended.is_set():
             self.ended.set()
+            self.held.close()
             self._runs.end(self._parts)
 
 
@@ -357,14 +362,19 @@ class _SideBySide:
         self._handle, self._limit, self._room = handle, limit, room
         self._loop = _loop_on_thread()
         self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # loops of streamed parts, by the parts' identity
-        self._calls = Count()  # calls that have not returned; a streamed response counts until its end
+        self._calls = FairQueue[None]()  # calls that have not returned; a streamed response counts until its end
         self._watching: asyncio.Task[None] | None = None
 
     async def answer(self, item: Call, life: Life, owner: str = "") -> Result:
-        if self._calls.value + len(self._loops) >= self._room:
+        if not self._calls.has_room(self._room, owner):
             raise Overloaded(f"the queue is full (job_queue_size={self._room})")
-        with self._calls:
+        key = object()
+        self._calls.put(key, None, owner)
+        with contextlib.ExitStack() as held:
+            held.callback(self._calls.discard, key, owner)
             (result,) = await self.call([item])
+            if isinstance(result, Answer) and isinstance(result.parts, _Parts):
+                result.parts.held = held.pop_all()
             _hold_parts(result, life)
             return result
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.framing import loads
+from handler.core.owners import names_of
 
 
 def check_directory(directory: Path) -> None:
@@ -75,6 +76,16 @@ def _run(database: sqlite3.Connection, statements: str) -> None:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # otherwise a FIFO without a writer would block
+
+
+def owned_by(owner: str, parameter: str = "?") -> str:
+    """Return the SQL condition that selects the rows of an owner.
+
+    Args:
+        parameter: the parameter of the statement that is the owner. Any other name is the hexadecimal digest of a key.
+    """
+    former = "".join(f", '{name}'" for name in names_of(owner)[1:])
+    return f"owner IN ({parameter}{former})" if former else f"owner = {parameter}"
 
 
 def load_json(data: bytes) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from handler.core.errors import InvalidPayload
+from handler.core.owners import Everyone, owner_by_key
 from handler.core.values import Adapter, new_uuid
 from handler.plugins.api import Session
 from handler.plugins.functions import Formatters
@@ -24,7 +24,7 @@ Headers = Mapping[str, str]
 NO_FORMATTERS = Formatters()
 
 OWNER = "?owner"
-"""Pseudo-header for the owner of a valid key, set by the host. No real header can have this name."""
+"""Pseudo-header for the owner of a request, set by the host. No real header can have this name."""
 
 QUERY_ADAPTER = "?adapter"
 """Pseudo-header for the adapter in the query string, set by the host. No real header can have this name."""
@@ -34,6 +34,9 @@ PATH_MODEL = "?model"
 
 DETACHES = "?background"
 """Pseudo-header of a request whose response may be generated in the background, set by the host."""
+
+KEY_HEADERS = ("authorization", "x-api-key")
+"""Headers with API keys: `Bearer KEY`, and Anthropic's."""
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 
@@ -56,7 +59,7 @@ class Head(NamedTuple):
         adapter: the LoRA adapter from the headers or the query string.
         formatters: formatters of the adapter, or else of the model.
         session: session from the headers.
-        owner: name of the owner of the API key, or "" without a key. The key cannot be derived from the name.
+        owner: name of the owner of the request, or "" for everyone. A key cannot be derived from the name.
         is_configured: whether the route uses the configured dialect.
         read: decodes a body of this dialect and content type.
         stages: the stages that only requests with these headers pass.
@@ -85,20 +88,24 @@ class Head(NamedTuple):
 
 
 def owner_of(headers: Headers) -> str:
-    """Return the owner of the API key in a request, or "" without a key. The host need not check keys."""
-    if (owner := headers.get(OWNER)) is not None:
-        return owner
+    """Return the owner of a request, as its host has named it, or "" for everyone."""
+    return headers.get(OWNER, "")
+
+
+def unchecked_owner(headers: Headers, header: str | None) -> str:
+    """Return the owner of a request whose key the host does not check.
+
+    Args:
+        header: header in which a gateway names the owner. One of `KEY_HEADERS` stands for the key in either of them.
+            None: all requests have the same owner.
+    """
+    if header and header not in KEY_HEADERS:
+        name = headers.get(header, "").strip()
+        return owner_by_key(f"{header}: {name}") if name else ""
     key = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization", ""))
-    return owner_by_key(key) if key else ""
-
-
-def owner_by_key(key: str) -> str:
-    """Return a name for the owner of an API key."""
-    return digest_of(key).hex()
-
-
-def digest_of(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    if not key:
+        return ""
+    return owner_by_key(key) if header else Everyone(owner_by_key(key))
 
 
 def bearer_token(authorization: str) -> str:

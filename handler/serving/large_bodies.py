@@ -80,9 +80,10 @@ class LargeBodies:
             Overloaded: too many large bodies are waiting.
         """
         slow = size > QUICK_BODY
-        self._waiting.change(0, 1, large=slow)  # only quick bodies may use the spare amount
+        waiting = self._waiting.of(owner)
+        waiting.change(0, 1, large=slow)  # only quick bodies may use the spare amount
         future = self._threads.submit(partial(function, *arguments), size, slow=slow, flow=Flow(owner))
-        future.add_done_callback(lambda _: self._waiting.change(1, 0, large=slow))
+        future.add_done_callback(lambda _: waiting.change(1, 0, large=slow))
         return future
 
     def read(self, body: bytes, *, unique_keys: bool = True) -> tuple[Any, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 from handler.core.errors import Overloaded
 
@@ -12,7 +13,8 @@ class Quota:
 
     Args:
         most: total amount.
-        spare: additional amount for requests that take at most `small`, so that large requests cannot block them.
+        spare: additional amount for requests of up to `small`, so that large requests cannot block them. An
+            owner that holds much leaves half of it to others (see `of`).
         small: maximum amount of a small request.
         words: error message for a request whose amount is not available.
         beside: as long as all other requests together hold no more than this, a request may take any amount. The spare
@@ -25,6 +27,24 @@ class Quota:
         self.lock = threading.RLock()  # the garbage collector may give back a share while this thread takes one
         self.taken = 0
         self._taken_by_large = 0
+        self._taken_by_owner = Counter[str]()
+
+    def of(self, owner: str) -> Quota:
+        """Return this quota for the requests of an owner. The owner "", which is everyone, may take all of it."""
+        return _OwnersQuota(self, owner) if owner else self
+
+    def change_of_owner(self, before: int, after: int, owner: str, *, large: bool | None) -> None:
+        """Change the amount that a request of an owner holds. The caller holds the lock."""
+        held = self._taken_by_owner[owner] + after - before
+        try:
+            self.change_locked(before, after, large=large, modest=held <= self.most // 2)
+        except Overloaded:
+            held += before - after
+            raise
+        finally:
+            self._taken_by_owner[owner] = held
+            if not held:
+                del self._taken_by_owner[owner]
 
     def change(self, before: int, after: int, *, large: bool | None = None) -> None:
         """Change the amount that a request holds.
@@ -40,8 +60,12 @@ class Quota:
         with self.lock:
             self.change_locked(before, after, large=large)
 
-    def change_locked(self, before: int, after: int, *, large: bool | None = None) -> None:
-        """Change the amount that a request holds, as `change` does. The caller holds the lock."""
+    def change_locked(self, before: int, after: int, *, large: bool | None = None, modest: bool = True) -> None:
+        """Change the amount that a request holds, as `change` does. The caller holds the lock.
+
+        Args:
+            modest: whether a small request may use all of the spare amount, and not only half of it.
+        """
         taken, small = self.taken + after - before, self._small
         if before <= small >= after and taken <= self.most and large is None:  # as most changes are
             self.taken = taken
@@ -50,10 +74,22 @@ class Quota:
         by_large = self._taken_by_large + after * is_large - before * was_large
         if after > before and taken > self.most:
             reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
-            has_room = not is_large and reserved <= self.most + self._spare
+            spare = self._spare if modest else self._spare // 2
+            has_room = not is_large and reserved <= self.most + spare
             if not has_room and self.taken - before > self._beside:
                 raise Overloaded(self._words)
         self.taken, self._taken_by_large = taken, by_large
+
+
+class _OwnersQuota(Quota):
+    """A quota as the requests of one owner see it."""
+
+    def __init__(self, whole: Quota, owner: str) -> None:
+        super().__init__(whole.most, 0, 0, "")
+        self._whole, self._owner, self.lock = whole, owner, whole.lock
+
+    def change_locked(self, before: int, after: int, *, large: bool | None = None, modest: bool = True) -> None:
+        self._whole.change_of_owner(before, after, self._owner, large=large)
 
 
 class Count:

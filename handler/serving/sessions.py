@@ -26,6 +26,7 @@ from pathlib import Path
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidSession, Overloaded, ServingError
 from handler.core.framing import dumps
+from handler.core.owners import names_of
 from handler.plugins.api import Session
 from handler.protocols.api import SessionAnswer
 from handler.protocols.kernel.dialect import ParsedRequest
@@ -112,8 +113,10 @@ class Sessions:
         Raises:
             InvalidSession: the owner has no such session, or it has expired.
         """
-        if _ID.fullmatch(id) and not self._is_over(id) and self._path(id, owner).is_dir():
-            return self._session(id, owner)
+        if _ID.fullmatch(id) and not self._is_over(id):
+            for name in names_of(owner):
+                if self._path(id, name).is_dir():
+                    return self._session(id, name)
         quoted_id = id if _PLAIN.fullmatch(id) else quote(id)
         raise InvalidSession(f"Bad request: session not found: {quoted_id}")
 
@@ -124,15 +127,15 @@ class Sessions:
             InvalidSession: the owner has no such session, or it has expired.
             ServingError: the session directory cannot be renamed.
         """
-        session, closed = self.find(id, owner), f"{0:08x}{id[8:]}"
-        path = self._path(closed, owner)
+        directory, closed = self.find(id, owner).directory, f"{0:08x}{id[8:]}"
+        path = directory.with_name(closed)
         try:
-            session.directory.rename(path)
+            directory.rename(path)
         except FileNotFoundError:  # another call was faster
             raise InvalidSession(f"Bad request: session not found: {id}") from None
         except OSError as error:
             raise ServingError(f"Failed to close session: {error.strerror}") from None
-        opened = self._opened.setdefault(owner, {})
+        opened = self._opened.setdefault(self._owner_at(path), {})
         opened.pop(id, None)
         opened[closed] = None
         self._closed.put(path)
@@ -273,7 +276,11 @@ class Sessions:
                 self.remove_expired()
             else:
                 if path is not None:
-                    self._remove(path, path.parent.name if path.parent != self._root else "")
+                    self._remove(path, self._owner_at(path))
+
+    def _owner_at(self, path: Path) -> str:
+        """Return the owner of the session with this directory."""
+        return path.parent.name if path.parent != self._root else ""
 
 
 def _expiry(id: str) -> int:

@@ -35,7 +35,7 @@ from handler.serving.background.tables import IN_PROGRESS, BackgroundTables
 from handler.serving.background.tables import TABLES as BACKGROUND_TABLES
 from handler.serving.conversations import TABLES as CONVERSATION_TABLES
 from handler.serving.conversations import Conversations, ResponseTurn
-from handler.serving.database import check_directory, load_json, open_database
+from handler.serving.database import check_directory, load_json, open_database, owned_by
 
 log = logging.getLogger("handler")
 
@@ -79,11 +79,11 @@ statements update the indexes, and add the tables of conversations.
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
-    SELECT id, previous, failed, head, size, 0 FROM answers WHERE id = :id AND owner = :owner AND kind = :kind
+    SELECT id, previous, failed, head, size, 0 FROM answers WHERE id = :id AND {owned} AND kind = :kind
     AND expires > :now
     UNION ALL
     SELECT one.id, one.previous, one.failed, one.head, one.size, depth + 1 FROM chain JOIN answers AS one
-    ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
+    ON one.id = chain.previous WHERE {owned} AND one.kind = :kind AND one.expires > :now AND depth < :most
 ) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
 """
 _OVERHEAD = 1024  # approximate bytes of a response in the database besides its JSON
@@ -392,7 +392,7 @@ class ResponseDatabase:
         """Find an owner's newest item with an id, without reading it. Return None if there is none."""
         query = (
             "SELECT items.rowid, length(item), answers.id FROM items JOIN answers ON answers.id = answer "
-            "WHERE items.id = ? AND owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
+            f"WHERE items.id = ? AND {owned_by(owner)} AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
         )
         if row := self._database.execute(query, (id, owner, kind, self._clock())).fetchone():
             return _ItemRow("SELECT item FROM items WHERE rowid = ?", row[0], row[1], row[2:])
@@ -401,7 +401,8 @@ class ResponseDatabase:
 
     def _conversation(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> _Read:
         key = {"id": references.previous, "owner": owner, "kind": references.kind, "now": self._clock()}
-        chain = self._database.execute(_CHAIN, {**key, "most": self._config.responses_max}).fetchall()
+        query = _CHAIN.format(owned=owned_by(owner, ":owner"))
+        chain = self._database.execute(query, {**key, "most": self._config.responses_max}).fetchall()
         if not chain:
             return _Read("missing")
         if chain[-1][2]:
@@ -445,7 +446,7 @@ class ResponseDatabase:
 
     def exists(self, owner: str, id: str) -> bool:
         """Return whether an owner has a response with this id."""
-        query = "SELECT 1 FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
+        query = f"SELECT 1 FROM answers WHERE id = ? AND {owned_by(owner)} AND kind != 'thread' AND expires > ?"
         return self._database.execute(query, (id, owner, self._clock())).fetchone() is not None
 
     def input_items(self, owner: str, id: str, page: Page, reserve: Reserve = _reserve_nothing) -> ItemPage | None:
@@ -474,7 +475,7 @@ class ResponseDatabase:
     def delete(self, owner: str, id: str) -> bool:
         """Delete a response, and return whether it existed."""
         with self.writing() as database:
-            query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind != 'thread' AND expires > ?"
+            query = f"DELETE FROM answers WHERE id = ? AND {owned_by(owner)} AND kind != 'thread' AND expires > ?"
             return database.execute(query, (id, owner, self._clock())).rowcount > 0
 
     @contextlib.contextmanager

@@ -150,6 +150,10 @@ class _Lines(io.TextIOBase):
         return len(text)
 
 
+BY_KEY = ("-o", "option.owner_header=authorization")
+"""What makes the keys in requests owners, as if a gateway had checked them."""
+
+
 @contextlib.contextmanager
 def serve(*arguments: str, env: Mapping[str, str] | None = None, seconds: float = 60) -> Iterator[AppServer]:
     """A server on a free port, ready.

@@ -29,7 +29,7 @@ from handler.serving.background.runs import BackgroundRun
 from handler.serving.background.tables import BackgroundTables, NewEvents
 from handler.serving.quota import Quota
 from tests.app import test_batches as batches
-from tests.app.server import serve
+from tests.app.server import BY_KEY, serve
 from tests.app.sockets.client import open_socket, receive, send
 from tests.servers import PATIENCE, LiveServer, http, wait_for
 from tests.servers import serve as serve_process
@@ -38,7 +38,7 @@ PATH = "/v1/responses"
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 SLOW = ("-o", "option.echo_tokens_per_second=50")
-MEMORY = ("--engine", "echo", "-o", "option.responses_store=memory")
+MEMORY = ("--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory")
 LONG = {"input": "a b c d", "max_output_tokens": 4000, "background": True}
 
 
@@ -55,8 +55,8 @@ def create(server: LiveServer, headers: dict[str, str] = ANN, **body: Any) -> An
     return found.json()
 
 
-def call(server: LiveServer, method: str, path: str, headers: dict[str, str] = ANN) -> httpx.Response:
-    return http.request(method, f"{server.url}{PATH}/{path}", headers=headers, timeout=30)
+def call(server: LiveServer, method: str, path: str, headers: dict[str, str] = ANN, **body: Any) -> httpx.Response:
+    return http.request(method, f"{server.url}{PATH}/{path}", headers=headers, timeout=30, **body)
 
 
 def poll(server: LiveServer, id: str, headers: dict[str, str] = ANN) -> Any:
@@ -140,10 +140,33 @@ def test_events_are_those_of_every_stream_and_can_be_read_again(server: LiveServ
     assert events[-1]["response"] == call(server, "GET", id).json()
     for after in range(-1, len(events) + 2):
         query = "stream=true" if after < 0 else f"starting_after={after}&stream=true"
+        rest = "".join(f"{event}\n\n" for event in streamed.split("\n\n")[after + 1 : -1])
         query += "&include%5B%5D=reasoning.encrypted_content&include_obfuscation=false"
         again = call(server, "GET", f"{id}?{query}")
         assert again.headers["content-type"].startswith("text/event-stream")
-        assert again.text == "".join(f"{event}\n\n" for event in streamed.split("\n\n")[after + 1 : -1])
+        assert again.text == rest
+        number = {} if after < 0 else {"starting_after": after}
+        for path, asked in ((f"{id}?{query.partition('&')[0]}", {"stream": True}), (id, {"stream": True, **number})):
+            assert call(server, "GET", path, json=asked).text == rest, "openai-go sends `stream` as the body"
+
+
+BODIES = (b"", b"{}", b"null", b"[1]", b"a=b", b"{", b'{"stream":false}', b'{"stream":null}', b"x" * 100_000)
+
+
+def test_bodies_where_none_is_expected_change_nothing(server: LiveServer) -> None:
+    """Some clients send one with each request. Only what asks for a stream has a meaning."""
+    id = create(server, max_output_tokens=1)["id"]
+    poll(server, id)
+    for path in (id, f"{id}?stream=false", f"{id}/input_items"):
+        plain = call(server, "GET", path)
+        assert plain.status_code == 200
+        for body in BODIES:
+            assert call(server, "GET", path, content=body).json() == plain.json(), body
+    for body in BODIES:
+        made = server.post({"input": "a", "max_output_tokens": 1}, PATH, headers=ANN).json()["id"]
+        assert call(server, "DELETE", made, content=body).json()["deleted"] is True, body
+    assert call(server, "GET", id, json={"stream": "perhaps"}).status_code == 400
+    assert call(server, "GET", f"{id}?stream=false", json={"stream": True}).json()["id"] == id, "the query goes first"
 
 
 def test_a_response_outlives_its_client_and_has_several_readers(server: LiveServer) -> None:
@@ -277,7 +300,7 @@ def test_a_websocket_and_a_line_of_a_batch_refuse_it(server: LiveServer, tmp_pat
 
 
 def test_a_server_without_a_store_refuses() -> None:
-    with serve("--engine", "echo") as server:
+    with serve("--engine", "echo", *BY_KEY) as server:
         found = server.post({"input": "a", "background": True}, PATH)
         assert (found.status_code, "option.responses_store" in found.text) == (400, True)
         assert server.post({"input": "a", "background": False, "max_output_tokens": 1}, PATH).status_code == 200
@@ -339,7 +362,7 @@ def test_the_engine_fails() -> None:
 
 def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
     """What ends within the drain is complete, and the rest fails."""
-    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as server:
         short, long = create(server, max_output_tokens=20, stream=False), begin(server)
         reader = threading.Thread(target=server_events, args=(server, f"/{long}?stream=true"))
@@ -359,7 +382,7 @@ def test_sigterm_ends_what_runs(tmp_path: Path) -> None:
 
 def test_after_a_crash_what_ran_has_failed(tmp_path: Path) -> None:
     """Another server on the same directory shows what the first one runs, and notices its end."""
-    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as other:
         with serve_process(*options) as server:
             id, queued = begin(server), create(server, max_output_tokens=4000)["id"]
@@ -382,7 +405,7 @@ def test_after_a_crash_what_ran_has_failed(tmp_path: Path) -> None:
 
 
 def test_another_server_cancels_and_deletes(tmp_path: Path) -> None:
-    options = ("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}")
     with serve(*options) as server, serve(*options) as other:
         id = begin(server)
         assert call(other, "POST", f"{id}/cancel").json()["status"] == "cancelled"
@@ -395,7 +418,7 @@ def test_another_server_cancels_and_deletes(tmp_path: Path) -> None:
 
 def test_a_full_store_fails_the_response(tmp_path: Path) -> None:
     """A file that another process has locked is as a full disk: nothing can be written for a while."""
-    with serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server:
+    with serve("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}") as server:
         id = begin(server)
         with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
@@ -502,7 +525,7 @@ def test_a_connection_that_breaks_off_ends_no_response() -> None:
 def test_streams_that_are_silent_say_that_they_are_there(tmp_path: Path) -> None:
     """Comments have no numbers, and come where another server runs the response too."""
     pace = ("-o", "option.echo_tokens_per_second=0.4")
-    options = ("--engine", "echo", *pace, "-o", f"option.responses_store={tmp_path}")
+    options = ("--engine", "echo", *BY_KEY, *pace, "-o", f"option.responses_store={tmp_path}")
     body = {**LONG, "max_output_tokens": 3, "stream": True}
     with (
         mock.patch.object(background_responses, "KEEP_ALIVE", 0.2),
@@ -536,11 +559,11 @@ def test_a_response_that_cannot_be_ended_says_so(tmp_path: Path, method: str) ->
     """Its final state is shown once it is stored, so that it is the same after a crash."""
     with (
         mock.patch.object(background_responses, "_WRITE_SECONDS", 0.5),
-        serve("--engine", "echo", *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
+        serve("--engine", "echo", *BY_KEY, *SLOW, "-o", f"option.responses_store={tmp_path}") as server,
     ):
         id = begin(server)
         with closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
+            other.execute("BEGIN IMMEDIATE")
             stopped = call(server, method, f"{id}/cancel" if method == "POST" else id)
             assert (stopped.status_code, "has not been stored yet" in stopped.text) == (503, True)
             assert server.metric("lmi_active_sequences") == 0
@@ -598,7 +621,7 @@ def test_responses_of_many_owners_are_those_that_they_get_plainly(tmp_path: Path
     options = ("-o", "option.background_max=20", "-o", "option.max_rolling_batch_size=64", "-o", "job_queue_size=2000")
     rate = ("-o", "option.echo_tokens_per_second=2000")
     draw = random.Random(20261129)
-    with serve("--engine", "echo", *options, *rate, "-o", f"option.responses_store={tmp_path}") as server:
+    with serve("--engine", "echo", *BY_KEY, *options, *rate, "-o", f"option.responses_store={tmp_path}") as server:
 
         def client_of(owner: int) -> httpx.Client:
             headers = {"x-api-key": f"key {owner}"}

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from tests.app.server import BY_KEY
 from tests.app.test_background import ENDED, PATH, Stream, call, events_in, numbers
 from tests.servers import LiveServer, serve, wait_for
 
@@ -87,7 +88,7 @@ class Background(RuleBasedStateMachine):
             "background_max=1000",
         )
         flags = [part for option in options for part in ("-o", f"option.{option}")]
-        self.server = self.stack.enter_context(serve("--engine", "echo", *flags))
+        self.server = self.stack.enter_context(serve("--engine", "echo", *BY_KEY, *flags))
         self.server.wait_ready()
 
     # -- what clients do -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from handler.serving.batches import runner
 from handler.serving.batches.store import BatchStore
 from handler.serving.large_bodies import LARGE
 from handler.serving.quota import Count
-from tests.app.server import refused_start, serve
+from tests.app.server import BY_KEY, refused_start, serve
 from tests.servers import LiveServer, options, wait_for
 
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
@@ -36,7 +36,7 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 @contextlib.contextmanager
 def batching(directory: Path, *arguments: str) -> Iterator[LiveServer]:
-    with serve("--engine", "echo", "-o", f"option.batches_store={directory}", *arguments) as server:
+    with serve("--engine", "echo", *BY_KEY, "-o", f"option.batches_store={directory}", *arguments) as server:
         yield server
 
 
@@ -297,12 +297,14 @@ def test_what_a_slow_client_still_reads_of_a_deleted_file_counts(tmp_path: Path)
 
 
 def test_without_the_option_and_with_a_bucket() -> None:
-    with serve("--engine", "echo") as server:
+    with serve("--engine", "echo", *BY_KEY) as server:
         assert error(call(server, "GET", "files"))[:2] == (
             404,
             "files and batches are not enabled on this server (option.batches_store)",
         )
-    assert "must be off or a directory" in refused_start("--engine", "echo", "-o", "option.batches_store=s3://a/b")
+    assert "must be off or a directory" in refused_start(
+        "--engine", "echo", *BY_KEY, "-o", "option.batches_store=s3://a/b"
+    )
 
 
 # -- batches that take their time --------------------------------------------------------------------------------

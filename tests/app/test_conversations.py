@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from handler.serving import stored_responses
-from tests.app.server import serve
+from tests.app.server import BY_KEY, serve
 from tests.servers import LiveServer, wait_for
 from tests.servers import serve as serve_process
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
-STORE = ("--engine", "echo", "-o", "option.responses_store=memory")
+STORE = ("--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory")
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ def test_a_response_in_a_conversation_is_not_continued_by_its_id(server: LiveSer
 # -- the turn of a response in its conversation ------------------------------------------------------------------------
 
 
-SLOW = ("--engine", "echo", "-o", "option.echo_tokens_per_second=20", "-o", "option.echo_cues=true")
+SLOW = ("--engine", "echo", *BY_KEY, "-o", "option.echo_tokens_per_second=20", "-o", "option.echo_cues=true")
 LOCKED = "Another process is currently operating on this conversation. Please retry in a few seconds."
 
 
@@ -475,7 +475,7 @@ def test_a_background_response_in_a_conversation(slow: LiveServer, how: str) -> 
 
 def test_servers_on_one_store_share_conversations_and_turns(tmp_path: Path) -> None:
     store = ("-o", f"option.responses_store={tmp_path}")
-    with serve(*SLOW, *store) as one, serve("--engine", "echo", *store) as other:
+    with serve(*SLOW, *store) as one, serve("--engine", "echo", *BY_KEY, *store) as other:
         id = create(one, user("zero"))
         with answering(one, id, max_output_tokens=40) as lines:
             assert error(ask(other, "b", conversation=id))[3] == "conversation_locked"
@@ -484,13 +484,13 @@ def test_servers_on_one_store_share_conversations_and_turns(tmp_path: Path) -> N
         found = said(items(other, id))
         assert found[:4] == ["zero", "one two", text(last["response"]), "b"]
         assert found == said(items(one, id))
-    with serve("--engine", "echo", *store) as again:
+    with serve("--engine", "echo", *BY_KEY, *store) as again:
         assert said(items(again, id)) == found, "a restart loses nothing"
 
 
 def test_a_turn_does_not_survive_its_process(tmp_path: Path) -> None:
     store = ("-o", f"option.responses_store={tmp_path}")
-    with serve_process(*SLOW, *store) as one, serve("--engine", "echo", *store) as other:
+    with serve_process(*SLOW, *store) as one, serve("--engine", "echo", *BY_KEY, *store) as other:
         id = create(one, user("zero"))
         with answering(one, id), contextlib.suppress(httpx.HTTPError):
             assert is_locked(other, id)
@@ -505,7 +505,7 @@ def test_a_turn_ends_with_its_server(tmp_path: Path) -> None:
     store = ("-o", f"option.responses_store={tmp_path}")
     with (
         serve_process(*SLOW, *store, "-o", "option.drain_timeout=1") as one,
-        serve("--engine", "echo", *store) as other,
+        serve("--engine", "echo", *BY_KEY, *store) as other,
     ):
         id = create(one, user("zero"))
         with answering(one, id), contextlib.suppress(httpx.HTTPError):
@@ -520,7 +520,7 @@ def test_a_turn_ends_with_its_server(tmp_path: Path) -> None:
 def test_a_response_that_cannot_be_appended_fails(tmp_path: Path) -> None:
     """What is said to be in the conversation is there: here, a response that finds no room."""
     limits = ("-o", "option.responses_max_bytes=1048576", "-o", f"option.responses_store={tmp_path}")
-    with serve("--engine", "echo", *limits) as server:
+    with serve("--engine", "echo", *BY_KEY, *limits) as server:
         id = create(server, user("a " * 250_000), user("b " * 250_000))
         refused = ask(server, "c " * 30_000, conversation=id)
         assert error(refused)[0] == 400
@@ -533,7 +533,7 @@ def test_a_response_that_cannot_be_appended_fails(tmp_path: Path) -> None:
 
 def test_what_frees_room_needs_none(tmp_path: Path) -> None:
     """Here, the limit is lower than what is stored. Nothing is deleted to make room for a deletion."""
-    store = ("--engine", "echo", "-o", f"option.responses_store={tmp_path}")
+    store = ("--engine", "echo", *BY_KEY, "-o", f"option.responses_store={tmp_path}")
     with serve(*store) as server:
         kept, other = create(server), create(server, user("a"))
         for number in range(3):

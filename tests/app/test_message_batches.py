@@ -14,7 +14,7 @@ import pytest
 
 from handler.http import message_batch_routes
 from handler.serving.batches import runner
-from tests.app.server import serve
+from tests.app.server import BY_KEY, serve
 from tests.servers import LiveServer, options, wait_for
 
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
@@ -25,7 +25,7 @@ BATCHES = "/v1/messages/batches"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     limits = options("option.batches_max_lines=8", "option.batches_max_file_bytes=100000", "max_request_size=5000")
     store = options(f"option.batches_store={tmp_path_factory.mktemp('b')}")
-    with mock.patch.object(runner, "LOOK_SECONDS", 0.05), serve("--engine", "echo", *store, *limits) as server:
+    with mock.patch.object(runner, "LOOK_SECONDS", 0.05), serve("--engine", "echo", *BY_KEY, *store, *limits) as server:
         yield server
 
 
@@ -141,7 +141,7 @@ def test_a_batch_that_has_not_ended_is_not_deleted_and_has_no_results(tmp_path: 
     async def run(self: runner.BatchRunner) -> None:
         await asyncio.Event().wait()
 
-    with mock.patch.object(runner.BatchRunner, "run", run), serve("--engine", "echo", *store) as idle:
+    with mock.patch.object(runner.BatchRunner, "run", run), serve("--engine", "echo", *BY_KEY, *store) as idle:
         id = create(idle, request("a"))["id"]
         assert error(call(idle, "DELETE", f"/{id}"))[:2] == (400, "invalid_request_error")
         assert error(call(idle, "GET", f"/{id}/results"))[:2] == (400, "invalid_request_error")

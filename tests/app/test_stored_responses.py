@@ -19,7 +19,7 @@ import pytest
 
 from handler.serving import stored_responses
 from handler.serving.database import open_database
-from tests.app.server import impatient, serve
+from tests.app.server import BY_KEY, impatient, serve
 from tests.servers import LiveServer, http, options, wait_for
 
 PATH = "/v1/responses"
@@ -28,7 +28,7 @@ ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", "-o", "option.responses_store=memory") as server:
+    with serve("--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory") as server:
         yield server
 
 
@@ -149,7 +149,7 @@ def test_a_response_belongs_to_its_key(server: LiveServer) -> None:
 
 def test_where_keys_are_checked_the_right_one_owns(tmp_path: Path) -> None:
     options = ("--api-key", "ann", "--api-key", "bob", "-o", "option.responses_store=memory")
-    with serve("--engine", "echo", *options) as server:
+    with serve("--engine", "echo", *BY_KEY, *options) as server:
         made = ask(server, "one")
         assert call(server, "GET", made["id"], {"x-api-key": "wrong", **ANN}).status_code == 200
         assert call(server, "GET", made["id"], BOB).status_code == 404
@@ -167,7 +167,7 @@ def test_a_response_is_not_stored_where_it_says_so(server: LiveServer) -> None:
 
 
 def test_a_directory_survives_a_restart_in_stored_responses(tmp_path: Path) -> None:
-    options = ("--engine", "echo", "-o", f"option.responses_store={tmp_path / 'kept'}")
+    options = ("--engine", "echo", *BY_KEY, "-o", f"option.responses_store={tmp_path / 'kept'}")
     with serve(*options) as server:
         made = ask(server, "one two")
     with serve(*options) as server:
@@ -184,7 +184,7 @@ def _head(lines: Iterator[str]) -> dict[str, Any]:
 
 def test_responses_that_are_in_progress_or_abandoned() -> None:
     options = ("-o", "option.echo_tokens_per_second=20", "-o", "option.responses_store=memory")
-    with serve("--engine", "echo", *options) as server:
+    with serve("--engine", "echo", *BY_KEY, *options) as server:
         body = {"input": "a b c d", "stream": True, "max_output_tokens": 4000}
         with httpx.stream("POST", server.url + PATH, json=body, headers=ANN, timeout=30) as sent:
             lines = sent.iter_lines()  # the stream is closed with it
@@ -202,7 +202,8 @@ def test_responses_that_are_in_progress_or_abandoned() -> None:
 
 
 def test_a_response_that_failed() -> None:
-    with serve("--engine", "echo", "-o", "option.echo_cues=true", "-o", "option.responses_store=memory") as server:
+    settings = options("option.echo_cues=true", "option.responses_store=memory")
+    with serve("--engine", "echo", *settings) as server:
         failing = server.post({"input": "a b <raise>", "stream": True, "max_output_tokens": 20}, PATH, headers=ANN)
         failed = json.loads(failing.text.splitlines()[-2].removeprefix("data: "))["response"]
         assert failed["status"] == "failed"
@@ -260,7 +261,7 @@ def test_a_body_that_cannot_be_stored_is_refused(server: LiveServer) -> None:
 
 def test_a_body_longer_than_the_store_is_refused() -> None:
     with serve(
-        "--engine", "echo", "-o", "option.responses_store=memory", "-o", "option.responses_max_bytes=1048576"
+        "--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory", "-o", "option.responses_max_bytes=1048576"
     ) as server:
         message, _, _ = error(ask(server, "x" * (1 << 20)))
         assert "at most 1048576 are stored (option.responses_max_bytes)" in message
@@ -278,7 +279,7 @@ def test_half_a_call_is_left_out_of_what_follows(server: LiveServer) -> None:
 
 def test_a_file_that_is_locked_holds_up_nobody_else(tmp_path: Path) -> None:
     options = ("-o", f"option.responses_store={tmp_path}", "-o", "option.responses_expiration=1000")
-    with serve("--engine", "echo", *options) as server, ThreadPoolExecutor(1) as one:
+    with serve("--engine", "echo", *BY_KEY, *options) as server, ThreadPoolExecutor(1) as one:
         made = ask(server, "one")
         assert call(server, "GET", made["id"]).status_code == 200  # it is written
         with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
@@ -306,7 +307,7 @@ def no_patience() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_patience")
 def test_what_is_not_written_is_not_said_to_be_stored(tmp_path: Path) -> None:
-    with serve("--engine", "echo", "-o", f"option.responses_store={tmp_path}") as server:
+    with serve("--engine", "echo", *BY_KEY, "-o", f"option.responses_store={tmp_path}") as server:
         with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             whole = ask(server, "one")
@@ -325,7 +326,7 @@ def test_what_is_not_written_is_not_said_to_be_stored(tmp_path: Path) -> None:
 
 def test_a_key_cannot_take_anothers_room() -> None:
     options = ("-o", "option.responses_max=3", "-o", "option.responses_total_bytes=1048576")
-    with serve("--engine", "echo", "-o", "option.responses_store=memory", *options) as server:
+    with serve("--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory", *options) as server:
         bobs = ask(server, "one", BOB)
         for _ in range(5):
             ask(server, "two")

@@ -14,7 +14,7 @@ import pytest
 
 from handler.serving.media.loader import THREADS
 from tests.app.media.clips import clip_file, flac, id3, ogg, tone, wav
-from tests.app.server import AppServer
+from tests.app.server import BY_KEY, AppServer
 from tests.app.server import serve as serve_here
 from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, http, options, serve
@@ -61,14 +61,14 @@ FILES: dict[str, tuple[Callable[[], bytes], set[int]]] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", *OPTIONS) as server:
+    with serve("--engine", "echo", *BY_KEY, *OPTIONS) as server:
         server.wait_ready()
         yield server
 
 
 @pytest.fixture(scope="module")
 def server_here() -> Iterator[AppServer]:
-    with serve_here("--engine", "echo", *OPTIONS) as server:
+    with serve_here("--engine", "echo", *BY_KEY, *OPTIONS) as server:
         yield server
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from handler.serving.media.loader import THREADS
 from tests.app.media.files import data_url, image_file, png
-from tests.app.server import AppServer
+from tests.app.server import BY_KEY, AppServer
 from tests.app.server import serve as serve_here
 from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, serve
@@ -69,14 +69,14 @@ def attack(server: LiveServer, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--engine", "echo") as server:
+    with serve("--engine", "echo", *BY_KEY) as server:
         server.wait_ready()
         yield server
 
 
 @pytest.fixture(scope="module")
 def server_here() -> Iterator[AppServer]:
-    with serve_here("--engine", "echo") as server:
+    with serve_here("--engine", "echo", *BY_KEY) as server:
         yield server
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.serving.head import owner_by_key
+from handler.core.owners import owner_by_key
+from tests.app.server import BY_KEY
 from tests.attacks.watch import answering
 from tests.servers import ServerProcess, http, options, serve, wait_for
 
@@ -25,7 +26,7 @@ FILE = "responses.sqlite3"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     limits = ("option.responses_max=100000", "option.responses_max_bytes=1000000000")
-    with serve("--engine", "echo", *options(f"option.responses_store={tmp_path}", *limits)) as server:
+    with serve("--engine", "echo", *BY_KEY, *options(f"option.responses_store={tmp_path}", *limits)) as server:
         server.wait_ready()
         yield server
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import psutil
 
-from handler.serving.head import owner_by_key
+from handler.core.owners import owner_by_key
 from handler.serving.turns import Flow, Turns
 from tests.servers import LiveServer, ServerProcess, http
 

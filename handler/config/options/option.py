@@ -19,6 +19,8 @@ from handler.core.secrets import TOKENS
 _T = TypeVar("_T")
 _D = TypeVar("_D")
 
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+
 OF_JAVA = "DJL Serving's Java side reads it"
 
 
@@ -149,6 +151,13 @@ def path(text: str) -> str:
     if not text.isprintable() or len(text) > _MOST_PATH or max(map(len, parts)) > _MOST_NAME:
         raise ValueError(f"must be printable, with at most {_MOST_NAME} bytes between slashes and {_MOST_PATH} in all")
     return text
+
+
+def header_name(text: str) -> str:
+    """Parse the name of a header, in any case."""
+    if not _HEADER.fullmatch(text):
+        raise ValueError("must be the name of a header, such as x-user")
+    return text.lower()
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from handler.config.options.option import (
     Option,
     boolean,
     choice_of,
+    header_name,
     hosts,
     integer,
     integer_or,
@@ -232,8 +233,9 @@ class Options:
     event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0 disables the limit")
     client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
+    owner_header: str | None = option(header_name, None, "request header in which a gateway names the owner of a request; authorization or x-api-key stands for the key in either of them (security.md); by default, each key in LMI_API_KEY is an owner, and without keys all clients are one")
     # WebSockets (wire/sockets.md)
-    websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503, or 426 if the number is 0")
+    websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503, or replaces one of an API key that has more; 0 refuses all with 426")
     websockets_seconds: float = option(number(1), 3600.0, "maximum lifetime of a WebSocket, in seconds; its running responses get another minute")
     websockets_compression: bool = option(boolean, False, "compress the messages of WebSockets whose client offers permessage-deflate, except on SageMaker's path")
     # the rest

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
+from websockets.frames import CloseCode
 
 from handler.config.config import Config
 from handler.core.errors import BadRequest, Overloaded, ServingError, Unavailable, UpgradeRequired
+from handler.core.fair_queue import FairQueue
 from handler.core.values import Task
 from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Endpoint, Handle, send_error
@@ -23,6 +26,7 @@ from handler.http.sockets.session import LoadingReceiver, ReaderFactory, SocketS
 from handler.http.urls import query_of
 from handler.protocols.registry import routes
 from handler.serving.admission import memory_quota
+from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 
 _MAX_MESSAGE = 1 << 24  # maximum size of a message, in bytes
@@ -41,6 +45,7 @@ class Sockets:
         self._app: ASGIApp | None = None
         self._memory = memory_quota(config)  # until a model has been loaded
         self._loading = set[LoadingReceiver]()
+        self._sockets = FairQueue[Socket](config.websockets_max)
         self.num_open = 0
 
     def serve(self, model: ServedModel, app: ASGIApp) -> None:
@@ -66,12 +71,22 @@ class Sockets:
             except ServingError as error:
                 return await send_error(scope, send, error)
             self.num_open += 1
+            owner = owner_of(scope["headers_by_name"])
+            self._make_room(socket, owner)
             try:
                 await self._run(socket, request_scope(scope, query.get("adapter")), reader_at(path, query))
             finally:
+                self._sockets.discard(id(socket), owner)
                 self.num_open -= 1
 
         return open_socket
+
+    def _make_room(self, socket: Socket, owner: str) -> None:
+        """Close the newest WebSocket of the owner that has more of them than others, if this one exceeds the limit."""
+        removed = self._sockets.put(id(socket), socket, owner)
+        if removed is not None:
+            reason = "another API key needs this connection (option.websockets_max)"
+            asyncio.get_running_loop().call_soon(removed.close, CloseCode.TRY_AGAIN_LATER, reason)  # it is served then
 
     async def _open(self, scope: Scope, *, compresses: bool) -> Socket:
         """Accept a WebSocket.
@@ -84,7 +99,7 @@ class Sockets:
         """
         if not self._config.websockets_max:
             raise UpgradeRequired("WebSockets are turned off on this server (option.websockets_max=0)")
-        if self.num_open >= self._config.websockets_max:
+        if not self._sockets.has_room(self._config.websockets_max, owner_of(scope["headers_by_name"])):
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
         limits = SocketLimits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
         exchange = scope["extensions"][EXCHANGE]
@@ -96,7 +111,7 @@ class Sockets:
         if handshake.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             raise BadRequest(handshake.response.body.decode().partition("\n")[0])
         kind = CompressedWebSocket if handshake.extensions else WebSocket
-        socket = kind(handshake, exchange.turns, self._memory, limits)
+        socket = kind(handshake, exchange.turns, self._memory.of(owner_of(scope["headers_by_name"])), limits)
         exchange.switch(socket)
         return socket
 
@@ -107,7 +122,7 @@ class Sockets:
         if self._model is None or self._app is None or not socket.is_open:
             return
         session = SocketSession(self._model, self._app, scope, read_with, socket)
-        socket.serve(session, self._memory)
+        socket.serve(session, self._memory.of(session.owner))
         await session.run()
 
     async def _wait(self, socket: Socket) -> None:

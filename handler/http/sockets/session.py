@@ -100,7 +100,7 @@ class SocketSession:
         self.closed = asyncio.Event()
         self.owner = owner_of(scope["headers_by_name"])
         self.socket = socket
-        self._memory = SocketMemory(model.admission.memory)
+        self._memory = SocketMemory(model.admission.memory.of(self.owner))
         self._requests = SocketRequests(app, scope, socket)
         self._lanes = Lanes(self._fail, self._close_if_idle)
         self._messages = deque[tuple[bytes, Share]]()

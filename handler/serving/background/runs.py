@@ -24,7 +24,7 @@ from handler.protocols.responses.background import failed_event, response_in, sp
 from handler.serving.background.tables import EventPage, NewEvents
 from handler.serving.request.life import COMMIT
 from handler.serving.request.task import RequestTask
-from handler.serving.stored_responses import InProgress, ResponseStore
+from handler.serving.stored_responses import ResponseStore
 
 log = logging.getLogger("handler")
 
@@ -104,7 +104,6 @@ class BackgroundRun:
         log: its events.
         readers: functions that wake its readers, which are called when events have been written.
         ended: future that completes when the final state has been written.
-        in_store: the response as it is polled.
     """
 
     def __init__(self, task: RequestTask, detached: Detached, config: Config, changed: Callable[[], object]) -> None:
@@ -116,7 +115,6 @@ class BackgroundRun:
         self.state = RunState.OPENING
         self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
         self._task, self._config, self._changed = task, config, changed
-        self.in_store: InProgress | None = None
         self._begins = False  # whether the response is in progress, and this has not been written yet
         self._num_bytes = 0
         self._last: Sequence[bytes] = ()  # the final event, if there is one
@@ -275,7 +273,10 @@ class BackgroundRun:
 
 
 class BackgroundRuns:
-    """The background responses that run on this server."""
+    """The background responses that run on this server.
+
+    Clients poll what is in the store, because another server may have cancelled or deleted a response.
+    """
 
     def __init__(self, store: ResponseStore, config: Config) -> None:
         self.store = store
@@ -316,7 +317,6 @@ class BackgroundRuns:
             self._release(owner)
             raise
         self._runs[run.id] = run
-        run.in_store = self.store.begin(owner, run.id, run.response)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
         run.begin()
@@ -340,8 +340,6 @@ class BackgroundRuns:
             del self._numbers[owner]
 
     def _note(self, run: BackgroundRun) -> None:
-        if run.in_store is not None and run.state < RunState.ENDING:  # the final state is shown once it is written
-            run.in_store.response = run.response
         self._dirty.add(run)
         self._changed.set()
 
@@ -389,6 +387,5 @@ class BackgroundRuns:
             return  # retried after `_LOOK_SECONDS`
         del self._runs[run.id]
         self._release(run.owner)
-        self.store.end(run.id)
         self._dirty.discard(run)
         run.finish()

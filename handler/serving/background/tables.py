@@ -23,7 +23,7 @@ from handler.core.framing import dumps
 from handler.core.values import new_uuid
 from handler.protocols.kernel.stored import CONVERSATION, Detached, KeptItem, kept_items
 from handler.protocols.responses.background import failed_event, split_events, with_status
-from handler.serving.database import close_lock_file, is_locked, load_json, open_lock_file
+from handler.serving.database import close_lock_file, is_locked, load_json, open_lock_file, owned_by
 
 if TYPE_CHECKING:
     from handler.serving.stored_responses import ResponseDatabase
@@ -232,7 +232,8 @@ class BackgroundTables:
 
     def streams(self, owner: str, id: str) -> bool | None:
         """Return whether an owner's response has events, or None if it is not a background response."""
-        query = f"SELECT runs.streams FROM runs JOIN {_ALL} ON id = response WHERE id = ? AND owner = ? AND expires > ?"
+        condition = f"id = ? AND {owned_by(owner)} AND expires > ?"
+        query = f"SELECT runs.streams FROM runs JOIN {_ALL} ON id = response WHERE {condition}"
         row = self._database.execute(query, (id, owner, self._clock())).fetchone()
         return None if row is None else bool(row[0])
 
@@ -244,7 +245,8 @@ class BackgroundTables:
             limit: number of bytes after which reading stops.
         """
         with self._responses.reading():
-            query = f"SELECT server FROM runs JOIN {_ALL} ON id = response WHERE id = ? AND owner = ? AND expires > ?"
+            condition = f"id = ? AND {owned_by(owner)} AND expires > ?"
+            query = f"SELECT server FROM runs JOIN {_ALL} ON id = response WHERE {condition}"
             row = self._database.execute(query, (id, owner, self._clock())).fetchone()
             if row is None:
                 return EventPage(None)
@@ -261,7 +263,8 @@ class BackgroundTables:
     def cancel(self, owner: str, id: str) -> bool:
         """Cancel a response that is running on another server, which will detect it. Return whether it was running."""
         with self._responses.writing() as database:
-            query = f"SELECT head FROM {_ALL} JOIN runs ON response = id WHERE id = ? AND owner = ? AND server != ''"
+            condition = f"id = ? AND {owned_by(owner)} AND server != ''"
+            query = f"SELECT head FROM {_ALL} JOIN runs ON response = id WHERE {condition}"
             row = database.execute(query, (id, owner)).fetchone()
             if row is None:
                 return False

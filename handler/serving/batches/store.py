@@ -37,7 +37,7 @@ from handler.protocols.openai.batches import (
     no_batch,
     no_file,
 )
-from handler.serving.database import check_directory, is_locked, load_json, open_database
+from handler.serving.database import check_directory, is_locked, load_json, open_database, owned_by
 
 log = logging.getLogger("handler")
 
@@ -398,7 +398,7 @@ class BatchStore:
         Raises:
             NotFound: the owner has no file or batch of these kinds with this id.
         """
-        query = f"SELECT document FROM objects WHERE {_shown(kinds)} AND id = ?"
+        query = f"SELECT document FROM objects WHERE {_shown(owner, kinds)} AND id = ?"
         with self._lock:
             row = self._database.execute(query, (owner, self.clock(), *kinds, id)).fetchone()
         if row is None:
@@ -408,7 +408,7 @@ class BatchStore:
 
     def _list(self, owner: str, page: Page, kinds: Sequence[str]) -> tuple[list[Any], bool]:
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
-        query, values = f"SELECT document FROM objects WHERE {_shown(kinds)}", [owner, self.clock(), *kinds]
+        query, values = f"SELECT document FROM objects WHERE {_shown(owner, kinds)}", [owner, self.clock(), *kinds]
         if page.after:
             self._find(owner, page.after, kinds)
             query += f" AND number {beyond} (SELECT number FROM objects WHERE id = ?)"
@@ -477,9 +477,12 @@ def _readable(data: bytes) -> Any:
         return None
 
 
-def _shown(kinds: Sequence[str]) -> str:
-    """Return the SQL condition that selects an owner's visible objects of these kinds."""
-    return f"owner = ? AND document IS NOT NULL AND expires > ? AND kind IN ({', '.join('?' * len(kinds))})"
+def _shown(owner: str, kinds: Sequence[str]) -> str:
+    """Return the SQL condition that selects an owner's visible objects of these kinds. Its parameters are the owner,
+    the time and the kinds.
+    """
+    of_kinds = f"kind IN ({', '.join('?' * len(kinds))})"
+    return f"{owned_by(owner)} AND document IS NOT NULL AND expires > ? AND {of_kinds}"
 
 
 def output_ids(batch: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -188,10 +188,11 @@ class MediaLoader:
         with self._lock:
             if self._closed:
                 raise Unavailable("the server is stopping")
-            self._waiting.change(0, len(sources))
+            waiting = self._waiting.of(owner)
+            waiting.change(0, len(sources))
             loop = self._loop or self._start()
-        future = asyncio.run_coroutine_threadsafe(self._load(sources, owner or object()), loop)
-        future.add_done_callback(lambda _: self._waiting.change(len(sources), 0))
+        future = asyncio.run_coroutine_threadsafe(self._load(sources, owner), loop)
+        future.add_done_callback(lambda _: waiting.change(len(sources), 0))
         return future
 
     def close(self) -> None:
@@ -225,12 +226,13 @@ class MediaLoader:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    async def _load(self, sources: Sequence[MediaSource], owner: Hashable) -> LoadedMedia:
+    async def _load(self, sources: Sequence[MediaSource], owner: str) -> LoadedMedia:
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(_retrieve)  # nobody reads the error if the client has disconnected
         words = several(source.kind for source in sources)
-        reservation, fetches, decoding = Reservation(self.memory, words), Flow(owner), Flow(owner)
+        reservation, turns = Reservation(self.memory.of(owner), words), owner or object()
+        fetches, decoding = Flow(turns), Flow(turns)
         try:
             num_inline = sum(len(source.data or b"") for source in sources)
             reservation.take(num_inline)

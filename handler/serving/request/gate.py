@@ -48,8 +48,8 @@ class BatchGate:
         return len(self._waiting)
 
     def check_room(self, owner: str = "") -> None:
-        """Raise `Overloaded` if the queue is full, whoever owns the requests in it."""
-        if len(self._waiting) >= self._max_queued:
+        """Raise `Overloaded` if the queue is full, and the owner has its share of it."""
+        if not self._waiting.has_room(self._max_queued, owner):
             raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
     def join(self, owner: str = "", *, line: bool = False) -> Turn:
@@ -60,9 +60,9 @@ class BatchGate:
             line: whether the request is a line of a batch file.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, and the owner has its share of it.
         """
-        self.check_room()
+        self.check_room(owner)
         turn: Turn = asyncio.get_running_loop().create_future()
         number = next(self._ids)
         if line:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded
+from handler.core.fair_queue import FairQueue
 from handler.core.media import MEDIA, Medium, media_of
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
@@ -21,7 +22,7 @@ from handler.protocols.kernel.stored import NOTHING
 from handler.serving.compression import inflate
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.large_bodies import LARGE
-from handler.serving.quota import BODY_MEMORY, Count, Share
+from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import CLOSED, FINISHED, JOIN, Life
 from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
@@ -208,7 +209,7 @@ class Tokenizing:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._encoder = admission.preprocessor.encoder
-        self._num_tokenizing = Count()
+        self._tokenizing = FairQueue[None]()
 
     def encode(self, encoding: Encoding) -> Wait:
         if encoding.take is not None:
@@ -225,14 +226,18 @@ class Tokenizing:
     async def _tokenize(self, encoding: Encoding) -> None:
         """Tokenize a prompt of any length for a request that needs no engine."""
         assert encoding.take is not None, "the request only tokenizes"
-        if self._num_tokenizing.value >= MOST_TOKENIZING:  # media are not counted: they have limits of their own
+        key, owner = id(encoding), encoding.owner
+        if not self._tokenizing.has_room(MOST_TOKENIZING, owner):  # media are not counted: they have their own limits
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
-        with self._num_tokenizing:
+        self._tokenizing.put(key, None, owner)
+        try:
             take = functools.partial(self._take, encoding.take)
             if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
                 take(encoding.request, encoding.media)
             else:
                 await self._on_thread(take, encoding)
+        finally:
+            self._tokenizing.discard(key, owner)
 
     def _on_thread(self, use: Callable[[Request, Sequence[Medium]], T], encoding: Encoding) -> asyncio.Future[T]:
         size = encoding.num_bytes + sum(len(medium.data) for medium in encoding.media)  # the media are copied

@@ -160,7 +160,7 @@ class RequestTask(Life):
         self._refusal: _Refusal | None = None
         self._loaded: SharedMedia = []  # media that the next request of the reply may have too
         self.on_bytes = on_bytes
-        self.memory = RequestMemory(admission.memory)
+        self.memory = RequestMemory(admission.memory.of(head.owner))
         self.parsed: ParsedRequest | None = None
         self.unsent: list[bytes] = []
         itself = weakref.ref(self)  # a task that nobody closes is freed too

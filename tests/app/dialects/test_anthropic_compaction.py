@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.server import serve
+from tests.app.server import BY_KEY, serve
 from tests.servers import LiveServer, http, options, wait_for
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -26,7 +26,9 @@ ANN, BOB = {"x-api-key": "ann"}, {"x-api-key": "bob"}
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """A server whose engine repeats the prompt until the context is full."""
-    with serve("--engine", "echo", *options("option.responses_store=memory", "option.max_model_len=600")) as server:
+    with serve(
+        "--engine", "echo", *BY_KEY, *options("option.responses_store=memory", "option.max_model_len=600")
+    ) as server:
         yield server
 
 
@@ -140,7 +142,7 @@ def test_a_thread_goes_on_after_the_block(server: LiveServer) -> None:
 
 
 def test_by_default_a_part_of_the_context_triggers_it() -> None:
-    with serve("--engine", "echo", *options("option.max_model_len=1000")) as server:
+    with serve("--engine", "echo", *BY_KEY, *options("option.max_model_len=1000")) as server:
         for num_words, types in ((795, ["text"]), (796, ["compaction", "text"])):
             message = ask(server, [{"role": "user", "content": "word " * num_words}], **compacting(None))
             assert [block["type"] for block in message["content"]] == types
@@ -252,7 +254,7 @@ def test_what_cannot_be_summarized_is_refused(
 def test_servers_with_one_key_file_read_each_other_s_signatures(tmp_path: Path, server: LiveServer) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 40)
-    arguments = ("--engine", "echo", *options(f"option.compaction_key_file={key}"))
+    arguments = ("--engine", "echo", *BY_KEY, *options(f"option.compaction_key_file={key}"))
     with serve(*arguments) as first:
         [block] = ask(first, HISTORY, **SUMMARIZE)["content"]
     rest = [{"role": "user", "content": [block, {"type": "text", "text": "so"}]}]
@@ -263,7 +265,7 @@ def test_servers_with_one_key_file_read_each_other_s_signatures(tmp_path: Path, 
 
 def test_lines_of_batches_are_summarized(tmp_path: Path) -> None:
     store = options(f"option.batches_store={tmp_path}", "option.max_model_len=600")
-    with serve("--engine", "echo", *store) as server:
+    with serve("--engine", "echo", *BY_KEY, *store) as server:
         params = {"model": "model", "max_tokens": 20, "messages": HISTORY}
         requests = [
             {"custom_id": "edit", "params": {**params, **compacting()}},

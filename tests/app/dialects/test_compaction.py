@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.server import refused_start, serve
+from tests.app.server import BY_KEY, refused_start, serve
 from tests.servers import LiveServer, http, options
 
 RESPONSES, COMPACT = "/v1/responses", "/v1/responses/compact"
@@ -28,7 +28,7 @@ ANN, BOB = {"x-api-key": "ann"}, {"x-api-key": "bob"}
 
 @pytest.fixture(scope="module")
 def storing() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", "-o", "option.responses_store=memory") as server:
+    with serve("--engine", "echo", *BY_KEY, "-o", "option.responses_store=memory") as server:
         yield server
 
 
@@ -117,7 +117,7 @@ def test_a_summary_is_read_only_for_the_key_that_asked_for_it(echo_server: LiveS
 def test_servers_with_one_key_file_read_each_other_s_summaries(tmp_path: Path, echo_server: LiveServer) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 40)
-    arguments = ("--engine", "echo", *options(f"option.compaction_key_file={key}"))
+    arguments = ("--engine", "echo", *BY_KEY, *options(f"option.compaction_key_file={key}"))
     with serve(*arguments) as first:
         [item] = ask(first, [*HISTORY, TRIGGER])["output"]
     with serve(*arguments) as second:

@@ -13,6 +13,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import InvalidPayload, NotJson, ServingError, UnsupportedMedia
+from handler.core.owners import names_of, owner_by_key
 from handler.core.values import Request, Task
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
@@ -25,14 +26,15 @@ from handler.serving import admission, quota
 from handler.serving.admission import INVOKE, InferenceRoutes, memory_quota
 from handler.serving.head import (
     ATTRIBUTES,
+    KEY_HEADERS,
     OWNER,
     Head,
     bearer_token,
     in_attributes,
     media_type,
-    owner_by_key,
     owner_of,
     request_id,
+    unchecked_owner,
 )
 from handler.serving.large_bodies import LARGE, MOST_DECODED
 from handler.serving.preprocessor import Preprocessor, check_task
@@ -72,12 +74,41 @@ def test_a_bearers_token(value: str, token: str) -> None:
     assert bearer_token(value) == token
 
 
-def test_an_owner_is_the_hosts_then_that_of_a_key() -> None:
-    assert owner_of({OWNER: "ann", "x-api-key": "k"}) == "ann"
+def test_an_owner_is_the_one_that_the_host_names() -> None:
+    assert owner_of({OWNER: "ann", "x-api-key": "k"}) == of({OWNER: "ann", "x-api-key": "k"}).owner == "ann"
     assert owner_of({OWNER: "", "x-api-key": "k"}) == ""
-    assert owner_of({"x-api-key": " k ", "authorization": "Bearer other"}) == owner_by_key("k")
-    assert owner_of({"x-api-key": " ", "authorization": "Bearer k"}) == of({"x-api-key": "k"}).owner
-    assert owner_of({"authorization": "Basic k"}) == owner_of({}) == ""
+    assert owner_of({"x-api-key": "k"}) == of({"x-api-key": "k"}).owner == ""
+
+
+@in_one_test(
+    ("headers", "key"),
+    [
+        ({}, ""),
+        ({"authorization": "Bearer ann"}, "ann"),
+        ({"authorization": "bearer  ann "}, "ann"),
+        ({"x-api-key": " ann ", "authorization": "Bearer bob"}, "ann"),
+        ({"x-api-key": " ", "authorization": "Bearer ann"}, "ann"),
+        ({"authorization": "AWS4-HMAC-SHA256 Credential=x, Signature=y"}, ""),
+        ({"authorization": "Basic ann"}, ""),
+        ({"x-user": "bob", "authorization": "Bearer ann"}, "ann"),
+        ({OWNER: "bob", "x-api-key": "ann"}, "ann"),
+    ],
+)
+def test_an_unchecked_key_names_nobody_unless_a_gateway_has_checked_it(headers: dict[str, str], key: str) -> None:
+    """Without `option.owner_header` the key names only what an earlier release has stored."""
+    of_key = owner_by_key(key) if key else ""
+    assert {unchecked_owner(headers, header) for header in KEY_HEADERS} == {of_key}
+    everyone = unchecked_owner(headers, None)
+    assert everyone == ""
+    assert hash(everyone) == hash("")
+    assert names_of(everyone) == (("", of_key) if key else ("",))
+
+
+def test_a_gateway_names_owners_in_a_header_of_its_own() -> None:
+    ann, key = unchecked_owner({"x-user": "ann", "x-api-key": "k"}, "x-user"), owner_by_key("k")
+    assert names_of(ann) == (ann,)
+    assert len({ann, key, owner_by_key("ann"), unchecked_owner({"x-user": "bob"}, "x-user"), ""}) == 5
+    assert unchecked_owner({"x-api-key": "k"}, "x-user") == "" == unchecked_owner({"x-user": " "}, "x-user")
     assert len(owner_by_key("k")) == 64
     assert "k" != owner_by_key("k") != owner_by_key("l")
 

@@ -17,12 +17,12 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.core.errors import BadRequest, ConfigError, Overloaded, ServingError
+from handler.core.owners import owner_by_key
 from handler.djl.batches import Item, Piece
 from handler.plugins.api import Session
 from handler.plugins.custom_messages import CustomReader
 from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
-from handler.serving.head import owner_by_key
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
 from tests.doubles.steps import steps
 from tests.limits import KIB, undocumented

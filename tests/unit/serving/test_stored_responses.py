@@ -21,6 +21,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.framing import dumps
+from handler.core.owners import owner_by_key
 from handler.djl.batches import Item
 from handler.protocols.kernel.stored import KeptResponse, Recalled, Wanted, kept_items
 from handler.protocols.openai.api import Page
@@ -28,9 +29,7 @@ from handler.protocols.responses.conversations import new_conversation
 from handler.serving import stored_responses
 from handler.serving.background.tables import IN_PROGRESS, BackgroundTables
 from handler.serving.database import open_database
-from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
-from tests.one_test import in_one_test
 from tests.stepped import Bench, Clock, benches
 
 __all__ = ["benches"]
@@ -673,21 +672,6 @@ def test_off_is_no_store() -> None:
     assert configured_store(Config()) is None
 
 
-@in_one_test(
-    ("headers", "owner"),
-    [
-        ({}, ""),
-        ({"authorization": "Bearer ann"}, ANN),
-        ({"authorization": "bearer  ann "}, ANN),
-        ({"x-api-key": "ann", "authorization": "Bearer bob"}, ANN),
-        ({"authorization": "AWS4-HMAC-SHA256 Credential=x, Signature=y"}, ""),
-        ({"?owner": BOB, "x-api-key": "ann"}, BOB),
-    ],
-)
-def test_an_owner_is_a_key(headers: dict[str, str], owner: str) -> None:
-    assert owner_of(headers) == owner
-
-
 # -- stored in steps ---------------------------------------------------------------------------------------------------
 # Stored responses where a host steps the event loop, as DJL Serving does: by `route`, with a client's own key.
 
@@ -699,7 +683,7 @@ KEY = {"authorization": "Bearer ann"}
 def bench() -> Bench:
     most = 1 << 20
     config = Config(responses_max_bytes=most, responses_total_bytes=most, max_request_size=most)
-    return Bench(store=ResponseStore(ResponseDatabase(None, config)))
+    return Bench(owner_header="authorization", store=ResponseStore(ResponseDatabase(None, config)))
 
 
 def send(bench: Bench, body: Any, route: str = "/v1/responses", headers: dict[str, str] = KEY) -> Any:
@@ -726,7 +710,7 @@ def test_a_response_is_in_progress_until_its_request_ends(bench: Bench) -> None:
     data = b""
     while b"resp_" not in (data := data + pieces[0].data):
         pieces = bench.batch.step(1, {})
-    id, owner = "resp_" + data.split(b"resp_")[1].split(b'"')[0].decode(), owner_of(KEY)
+    id, owner = "resp_" + data.split(b"resp_")[1].split(b'"')[0].decode(), ANN
     assert store.response(owner, id).result(10)["status"] == "in_progress"  # type: ignore[index]
     tasks = [*bench.model.admission.tasks]
     bench.batch.reset()

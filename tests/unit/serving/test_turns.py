@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -57,6 +59,39 @@ def test_a_request_of_any_amount_leaves_the_small_ones_their_room() -> None:
         one.give_back()
     huge.take(10)
     assert quota.taken == 10
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (3,), (100, 1), (10, 2, 1), (9, 1, 1, 2)])
+def test_an_owner_that_takes_all_it_can_leaves_room_for_anothers_small_requests(sizes: tuple[int, ...]) -> None:
+    quota = Quota(10, spare=4, small=2, words="full", beside=4)
+    taken = [Share(quota.of("ann")) for _ in range(80)]
+    for share, size in zip(taken, [*itertools.islice(itertools.cycle(sizes), 40), *[1] * 40], strict=True):
+        with contextlib.suppress(Overloaded):
+            share.take(size)
+    with pytest.raises(Overloaded):
+        Share(quota.of("ann")).take(1)
+    with pytest.raises(Overloaded):
+        Share(quota.of("bob")).take(3)
+    other = Share(quota.of("bob"))
+    other.take(2)
+    for share in (*taken, other):
+        share.close()
+    assert (quota.taken, vars(quota)["_taken_by_owner"]) == (0, {})
+    Share(quota.of("ann")).take(10)
+
+
+def test_an_owners_large_request_leaves_room_for_its_own_small_ones() -> None:
+    quota = Quota(10, spare=4, small=2, words="full", beside=4)
+    huge, small = Share(quota.of("ann")), Share(quota.of("ann"))
+    huge.take(1_000)
+    small.take(2)
+
+
+def test_everyone_may_take_the_whole_quota() -> None:
+    quota = Quota(10, spare=4, small=2, words="full")
+    shares = [Share(quota.of("")) for _ in range(7)]
+    for share in shares:
+        share.take(2)
 
 
 def test_a_closed_share_stays_empty() -> None:
