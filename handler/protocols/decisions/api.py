@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypedDict
 from handler.core.errors import ServingError
 from handler.core.values import new_digits
 from handler.protocols.decisions.formulas import Reading
-from handler.protocols.decisions.values import InvalidField
 from handler.protocols.kernel.errors import Headers
+from handler.protocols.kernel.path import InvalidField
 from handler.protocols.kernel.schema import Count
 from handler.protocols.openai.api import OpenAiError, OpenAiErrors
 

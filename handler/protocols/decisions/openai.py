@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from handler.core.media import MediaSource
 from handler.core.values import Request
@@ -24,13 +24,28 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
+from handler.protocols.decisions.values import Kind, Option, Question, named
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_url
+from handler.protocols.kernel.objects import (
+    IGNORED,
+    Declaration,
+    ListOf,
+    Obj,
+    OneOf,
+    Only,
+    Optional,
+    Placed,
+    Scope,
+    TextOr,
+    among,
+    leaf,
+)
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
-from handler.protocols.kernel.readers import only, show, string, unread
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.kernel.path import Path
+from handler.protocols.kernel.readers import only, show, string
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.request import MODEL
 
@@ -80,101 +95,66 @@ _NO_EFFECT = frozenset({"prompt_cache_key", "prompt_cache_options", "safety_iden
 # -- parts of messages and of questions --------------------------------------------------------------------------------
 
 
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Maps the type of a part to the field that contains its text."""
-
-_JSON, _IMAGE = "input_json", "input_image"
-_FIELDS = {**_TEXT_PARTS, _JSON: "data", _IMAGE: "image_url"}
-_DETAILS = ("low", "high", "auto", "original", None)
-_BESIDE = ("prompt_cache_breakpoint", "annotations", "logprobs")
-"""Known fields of parts that have no effect."""
-
-_INPUT = ("input_text", _IMAGE, _JSON)
-_ROLES: Mapping[str, Collection[str]] = {
-    "user": _INPUT,
-    "developer": ("input_text",),
-    "system": ("input_text",),
-    "assistant": ("output_text", "refusal"),
-}
-"""Maps a role to the types of parts in its messages."""
-
-_OUTPUT = ("input_text", _IMAGE)
+_STRING = leaf(string)
+_BESIDE = dict.fromkeys(("prompt_cache_breakpoint", "annotations", "logprobs"), IGNORED)
 
 
-class DecisionPartReader(NamedTuple):
-    """Reads the parts of messages, outputs and questions.
-
-    Attributes:
-        unknown: collects the paths of names that have no effect.
-    """
-
-    context: ServerContext
-    unknown: dict[str, None]
-
-    def read(self, value: Any, path: Path, kinds: Collection[str], media: list[MediaSource]) -> str:
-        """Return the text of a string or of parts, which are joined with newlines.
-
-        Args:
-            kinds: the types of parts that are allowed.
-            media: receives the images.
-
-        Raises:
-            InvalidField: a part is invalid.
-        """
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            raise path.refused("must be a string or a list of parts")
-        if len(value) > MAX_PARTS:
-            raise path.refused(f"has {len(value)} parts; the maximum is {MAX_PARTS}")
-        texts = [self._part(part, path.at(index), kinds, media) for index, part in enumerate(value)]
-        return "\n".join([text for text in texts if text is not None])
-
-    def _part(self, part: Any, path: Path, kinds: Collection[str], media: list[MediaSource]) -> str | None:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in kinds:
-            prefix = "" if kind is None else f"{show(kind)} is not supported here: "
-            raise path.refused(f"{prefix}the type must be {' or '.join(kinds)}")
-        field = _FIELDS[kind]
-        at, value = path.at(field), part.get(field)
-        if kind == _IMAGE:
-            media.append(self._image(part, path))
-            return None
-        self.unknown.update(unread(part, "input[].content[]", ("type", field, *_BESIDE)))
-        if kind == _JSON:
-            return _data_text(value, at)
-        if not isinstance(value, str):
-            raise at.refused("must be a string")
-        return value
-
-    def _image(self, part: Mapping[str, Any], path: Path) -> MediaSource:
-        check_taken("image", _IMAGE, str(path), self.context)
-        if part.get("file_id") is not None:
-            raise path.at("file_id").refused("is not supported: files are not stored; send image_url")
-        if part.get("detail") not in _DETAILS:
-            raise path.at("detail").refused("must be low, high, auto or original")
-        self.unknown.update(unread(part, "input[].content[]", ("type", "image_url", "detail", "file_id", *_BESIDE)))
-        return read_url("image", part.get("image_url"), str(path.at("image_url")))
+def _read_image(url: Any, at: Path, scope: Scope) -> MediaSource:
+    check_taken("image", "input_image", str(Path(at.keys[:-1])), scope.context)
+    return read_url("image", url, str(at))
 
 
-def _data_text(value: Any, path: Path) -> str:
+def _read_data(value: Any) -> str:
     """Return the text of the data of an `input_json`."""
     is_list = isinstance(value, list) and all(isinstance(item, dict) for item in value)
     if not isinstance(value, dict) and not is_list:
-        raise path.refused("must be an object or a list of objects")
+        raise ValueError("must be an object or a list of objects")
     num_values, level = 0, [value]
     for _ in range(MAX_DATA_LEVELS):
         members = [item for parent in level for item in (parent.values() if isinstance(parent, dict) else parent)]
         num_values += len(members)
         level = [item for item in members if isinstance(item, dict | list)]
     if level:
-        raise path.refused(f"has more than {MAX_DATA_LEVELS} levels")
+        raise ValueError(f"has more than {MAX_DATA_LEVELS} levels")
     if num_values > MAX_DATA_VALUES:
-        raise path.refused(f"has {num_values} values; the maximum is {MAX_DATA_VALUES}")
+        raise ValueError(f"has {num_values} values; the maximum is {MAX_DATA_VALUES}")
     text = text_of(value)
     if len(text.encode()) > MAX_DATA_BYTES:
-        raise path.refused(f"has more than {MAX_DATA_BYTES} bytes")
+        raise ValueError(f"has more than {MAX_DATA_BYTES} bytes")
     return text
+
+
+_PARTS = {
+    "input_text": Obj({"text": _STRING, **_BESIDE}),
+    "output_text": Obj({"text": _STRING, **_BESIDE}),
+    "refusal": Obj({"refusal": _STRING, **_BESIDE}),
+    "input_json": Obj({"data": leaf(_read_data), **_BESIDE}),
+    "input_image": Obj(
+        {
+            "image_url": Placed(_read_image, TEXT),
+            "detail": among("low", "high", "auto", "original", None),
+            "file_id": Only("is not supported: files are not stored; send image_url"),
+            **_BESIDE,
+        }
+    ),
+}
+
+
+def _content(*kinds: str) -> TextOr:
+    parts = OneOf("type", {kind: _PARTS[kind] for kind in kinds}, f"the type must be {' or '.join(kinds)}")
+    return TextOr(ListOf(parts, "parts", MAX_PARTS))
+
+
+_ASKED = _content("input_text", "input_image", "input_json")
+
+
+def _text_in(content: str | Sequence[Mapping[str, Any]], media: list[MediaSource]) -> str:
+    """Return the text of a string or of parts, which are joined with newlines. `media` receives the images."""
+    if isinstance(content, str):
+        return content
+    media += [part["image_url"] for part in content if "image_url" in part]
+    fields = ("text", "refusal", "data")
+    return "\n".join([part[field] for part in content for field in fields if field in part])
 
 
 # -- `input`: a conversation that the questions are about, as one text ------------------------------------------------
@@ -183,247 +163,187 @@ def _data_text(value: Any, path: Path) -> str:
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Maps the type of a call to the field that contains its arguments."""
 
-_ITEM_FIELDS: Mapping[str, Collection[str]] = {
-    "message": ("type", "role", "content", "id", "status", "phase"),
-    **{
-        call: ("type", "id", "call_id", "name", "namespace", field, "status", "caller")
-        for call, field in _CALLS.items()
-    },
-    **{f"{call}_output": ("type", "id", "call_id", "output", "status", "caller") for call in _CALLS},
-}
-_PHASES = (None, "commentary", "final_answer")
+_OF_ITEMS = {"id": IGNORED, "status": IGNORED}
+_OF_CALLS = {"call_id": _STRING, **_OF_ITEMS, "caller": IGNORED}
+_NO_PHASE = Only("must be commentary or final_answer, and only in messages of the assistant")
 
 
-class DecisionInputReader:
-    """Reads `input`, and converts it to text.
+def _message(*parts: str, phase: Declaration = _NO_PHASE) -> Obj:
+    return Obj({"phase": phase, "content": _content(*parts), **_OF_ITEMS})
 
-    Attributes:
-        blocks: the text of each item, with what it is: the role of a message, or the type of an item with the name of
-            the tool.
-        media: the images.
+
+INPUT = TextOr(
+    ListOf(
+        OneOf(
+            "type",
+            {
+                "message": OneOf(
+                    "role",
+                    {
+                        "user": _message("input_text", "input_image", "input_json"),
+                        "developer": _message("input_text"),
+                        "system": _message("input_text"),
+                        "assistant": _message(
+                            "output_text", "refusal", phase=among("commentary", "final_answer", None)
+                        ),
+                    },
+                ),
+                **{
+                    kind: Obj({"name": _STRING, field: _STRING, "namespace": Optional(_STRING), **_OF_CALLS})
+                    for kind, field in _CALLS.items()
+                },
+                **{
+                    f"{kind}_output": Obj({"output": _content("input_text", "input_image"), **_OF_CALLS})
+                    for kind in _CALLS
+                },
+            },
+            "must be an object with 'role' and 'content', or with 'type'",
+            default="message",
+        ),
+        "items",
+        MAX_ITEMS,
+    )
+)  # fmt: skip
+
+
+def _blocks(items: Sequence[Mapping[str, Any]], media: list[MediaSource]) -> Iterator[tuple[str, str]]:
+    """Yield the text of each item, after the role of a message, or the type of another item with the tool's name.
+
+    Args:
+        media: receives the images.
+
+    Raises:
+        InvalidField: no earlier call has the id of an output.
     """
-
-    def __init__(self, parts: DecisionPartReader) -> None:
-        self._parts = parts
-        self._calls: dict[tuple[str, str], str] = {}  # maps the type and the id of a call to the name of its tool
-        self.blocks: list[tuple[str, str]] = []
-        self.media: list[MediaSource] = []
-
-    def read(self, value: Any) -> str:
-        """Return the text of `input`.
-
-        If all items are user messages, it contains only their texts. Otherwise each text follows the role of the
-        message, or the type of the item and the name of the tool.
-
-        Raises:
-            InvalidField: an item is invalid.
-        """
-        path = Path(("input",))
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, list):
-            raise path.refused("must be a string or a list of items")
-        if len(value) > MAX_ITEMS:
-            raise path.refused(f"has {len(value)} items; the maximum is {MAX_ITEMS}")
-        for index, item in enumerate(value):
-            self.blocks.append(self._item(item, path.at(index)))
-        names = {name for name, _ in self.blocks} - {"user"}
-        return "\n\n".join([f"{name}: {text}" if names else text for name, text in self.blocks])
-
-    def _item(self, item: Any, path: Path) -> tuple[str, str]:
-        if not isinstance(item, dict):
-            raise path.refused("must be an object with 'role' and 'content', or with 'type'")
-        kind = "message" if item.get("type") is None else item["type"]
-        if not isinstance(kind, str) or kind not in _ITEM_FIELDS:
-            raise path.at("type").refused(f"{show(kind)} is not supported: must be {' or '.join(_ITEM_FIELDS)}")
-        self._parts.unknown.update(unread(item, "input[]", _ITEM_FIELDS[kind]))
+    calls: dict[tuple[str, str], str] = {}  # maps the type and the id of a call to the name of its tool
+    for index, item in enumerate(items):
+        kind = item["type"]
         if kind == "message":
-            return self._message(item, path)
-        return self._call(kind, item, path) if kind in _CALLS else self._output(kind, item, path)
-
-    def _message(self, item: Mapping[str, Any], path: Path) -> tuple[str, str]:
-        role = item.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise path.at("role").refused(f"must be {' or '.join(_ROLES)}")
-        if item.get("phase") not in (_PHASES if role == "assistant" else (None,)):
-            raise path.at("phase").refused("must be commentary or final_answer, and only in messages of the assistant")
-        return role, self._parts.read(item.get("content"), path.at("content"), _ROLES[role], self.media)
-
-    def _call(self, kind: str, item: Mapping[str, Any], path: Path) -> tuple[str, str]:
-        field = _CALLS[kind]
-        id, name, text = (_string(item, name, path) for name in ("call_id", "name", field))
-        if item.get("namespace"):
-            name = f"{_string(item, 'namespace', path)}.{name}"
-        self._calls[kind, id] = name
-        return f"{kind} {name}", text
-
-    def _output(self, kind: str, item: Mapping[str, Any], path: Path) -> tuple[str, str]:
-        id, call = _string(item, "call_id", path), kind.removesuffix("_output")
-        if (call, id) not in self._calls:
-            raise path.at("call_id").refused(f"no earlier {call} has the id {show(id)}")
-        text = self._parts.read(item.get("output"), path.at("output"), _OUTPUT, self.media)
-        return f"{kind} {self._calls[call, id]}", text
+            yield item["role"], _text_in(item["content"], media)
+        elif kind in _CALLS:
+            name = f"{item['namespace']}.{item['name']}" if item["namespace"] else item["name"]
+            calls[kind, item["call_id"]] = name
+            yield f"{kind} {name}", item[_CALLS[kind]]
+        else:
+            call = kind.removesuffix("_output"), item["call_id"]
+            if call not in calls:
+                at = Path(("input", index, "call_id"))
+                raise at.refused(f"no earlier {call[0]} has the id {show(item['call_id'])}")
+            yield f"{kind} {calls[call]}", _text_in(item["output"], media)
 
 
-def _string(item: Mapping[str, Any], name: str, path: Path) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise path.at(name).refused("must be a string")
-    return value
+def _text_of_input(value: str | Sequence[Mapping[str, Any]], media: list[MediaSource]) -> str:
+    """Return the text of `input`. If all items are user messages, it contains only their texts."""
+    if isinstance(value, str):
+        return value
+    blocks = [*_blocks(value, media)]
+    names = {name for name, _ in blocks} - {"user"}
+    return "\n\n".join([f"{name}: {text}" if names else text for name, text in blocks])
 
 
 # -- `questions` -------------------------------------------------------------------------------------------------------
 
 
-_TYPES: Mapping[str, tuple[str, ...]] = {"predicate": (), "choice": ("choices",), "score": ("levels",)}
+_DESCRIPTION = Optional(_STRING)
+
+
+def _read_value(value: Any) -> str | bool:
+    if not isinstance(value, str | bool):
+        raise ValueError("must be a string or a boolean")
+    return named(value) if isinstance(value, str) else value
+
+
+def _option(name: str, reader: Callable[[Any], Any], shape: Shape) -> Obj:
+    return Obj(
+        {name: leaf(reader, **shape), "description": _DESCRIPTION},
+        f"must be an object with {name!r}",
+        f"is not a field of an option; use {name} and description",
+    )
+
+
+_OPTION_LISTS: Mapping[str, Mapping[str, Declaration]] = {
+    "predicate": {},
+    "choice": {
+        "choices": ListOf(_option("value", _read_value, {"anyOf": [TEXT, FLAG]}), "objects", CHOICES[1], CHOICES[0])
+    },
+    "score": {"levels": ListOf(_option("label", named, TEXT), "objects", LEVELS[1], LEVELS[0])},
+}
 """Maps the type of a question to the fields that only this type has."""
+
+
+def _read_name(value: Any) -> str:
+    if not string(value).strip():
+        raise ValueError("must not be blank")
+    return str(value)
+
+
+def _question(kind: str) -> Obj:
+    names = ["type", "name", "instructions", *_OPTION_LISTS[kind]]
+    return Obj(
+        {"name": Optional(leaf(_read_name, **TEXT)), "instructions": _ASKED, **_OPTION_LISTS[kind]},
+        extra=f"is not a field of the question type {kind}; use {', '.join(names[:-1])} and {names[-1]}",
+    )
+
+
+QUESTIONS = ListOf(
+    OneOf(
+        "type", {kind: _question(kind) for kind in _OPTION_LISTS}, "must be an object with 'type' and 'instructions'"
+    ),
+    "questions",
+    MAX_QUESTIONS,
+    1,
+)
 
 _FALSE_TRUE = (Option("false"), Option("true"))
 """The options of a predicate. As in vLLM, letters label the options of all types of questions."""
 
 
-class QuestionReader(NamedTuple):
-    """Reads the questions of one request."""
+def _questions(items: Sequence[Mapping[str, Any]]) -> list[Question]:
+    """Return the questions in their order.
 
-    parts: DecisionPartReader
-
-    def read(self, value: Any) -> list[Question]:
-        """Read the questions in their order.
-
-        Raises:
-            InvalidField: a question is invalid.
-        """
-        path = Path(("questions",))
-        if not isinstance(value, list) or not value:
-            raise path.refused("must be a non-empty list of questions")
-        if len(value) > MAX_QUESTIONS:
-            raise path.refused(f"has {len(value)} questions; the maximum is {MAX_QUESTIONS}")
-        questions = [self._question(item, path.at(index)) for index, item in enumerate(value)]
-        indices: dict[str, int] = {}
-        for index, item in enumerate(value):
-            if (name := item.get("name")) is not None and indices.setdefault(name, index) != index:
-                raise path.at(index, "name").refused(f"is also the name of questions[{indices[name]}]")
-        return questions
-
-    def _question(self, item: Any, path: Path) -> Question:
-        if not isinstance(item, dict):
-            raise path.refused("must be an object with 'type' and 'instructions'")
-        kind = check_type(item, _TYPES, path)
-        fields = ["type", "name", "instructions", *_TYPES[kind]]
-        reason = f"is not a field of the question type {kind}; use {', '.join(fields[:-1])} and {fields[-1]}"
-        path.only(item, fields, reason)
-        if item.get("name") is not None and not _string(item, "name", path).strip():
-            raise path.at("name").refused("must not be blank")
-        media: list[MediaSource] = []
-        text = self.parts.read(item.get("instructions"), path.at("instructions"), _INPUT, media)
-        text = text if text.strip() else ""
-        question = Question(path, item.get("name"), Kind.NOUL, text, _FALSE_TRUE, tuple(media), lettered=True)
-        if kind == "predicate":
-            if not question.instructions:
-                raise path.at("instructions").refused("must not be blank")
-            return question
-        return _with_choices(question, item) if kind == "choice" else _with_levels(question, item)
+    Raises:
+        InvalidField: two questions have the same name, or two choices the same value, or a predicate is blank.
+    """
+    indices: dict[str, int] = {}
+    for index, item in enumerate(items):
+        if (name := item["name"]) is not None and indices.setdefault(name, index) != index:
+            raise Path(("questions", index, "name")).refused(f"is also the name of questions[{indices[name]}]")
+    return [_question_of(item, Path(("questions", index))) for index, item in enumerate(items)]
 
 
-def _with_choices(question: Question, item: Mapping[str, Any]) -> Question:
-    path = question.path.at("choices")
-    choices: Any = item.get("choices")
-    values = [_member(choice, "value", path.at(index)) for index, choice in _listed(choices, path, CHOICES)]
-    options, seen = [], set[tuple[type, str]]()
-    for index, value in enumerate(values):
-        at = path.at(index, "value")
-        if not isinstance(value, str | bool):
-            raise at.refused("must be a string or a boolean")
-        if isinstance(value, str):
-            check_name(value, at)
-        key = type(value), str(value).strip()
+def _question_of(item: Mapping[str, Any], path: Path) -> Question:
+    media: list[MediaSource] = []
+    text = _text_in(item["instructions"], media)
+    text = text if text.strip() else ""
+    question = Question(path, item["name"], Kind.NOUL, text, _FALSE_TRUE, tuple(media), lettered=True)
+    if item["type"] == "choice":
+        return _with_choices(question, item["choices"])
+    if item["type"] == "score":
+        labels = tuple(level["label"] for level in item["levels"])
+        options = tuple(Option(level["label"], level["description"] or "") for level in item["levels"])
+        return question._replace(kind=Kind.SCORE, options=options, values=labels)
+    if not text:
+        raise path.at("instructions").refused("must not be blank")
+    return question
+
+
+def _with_choices(question: Question, choices: Sequence[Mapping[str, Any]]) -> Question:
+    seen = set[tuple[type, str]]()
+    for index, choice in enumerate(choices):
+        key = type(choice["value"]), str(choice["value"]).strip()
         if key in seen:
-            raise at.refused(f"{show(value)} is already a choice")
+            raise question.path.at("choices", index, "value").refused(f"{show(choice['value'])} is already a choice")
         seen.add(key)
-        name = json.dumps(value, ensure_ascii=False)  # true is not "true"
-        options.append(Option(name, _description(choices[index], path.at(index))))
-    return question._replace(kind=Kind.CHOICE, options=tuple(options), values=tuple(values))
-
-
-def _with_levels(question: Question, item: Mapping[str, Any]) -> Question:
-    path, levels = question.path.at("levels"), item.get("levels")
-    options = []
-    for index, level in _listed(levels, path, LEVELS):
-        at = path.at(index)
-        label = _member(level, "label", at)
-        if not isinstance(label, str):
-            raise at.at("label").refused("must be a string")
-        check_name(label, at.at("label"))
-        options.append(Option(label, _description(level, at)))
-    labels = tuple(option.name for option in options)
-    return question._replace(kind=Kind.SCORE, options=tuple(options), values=labels)
-
-
-def _listed(value: Any, path: Path, limits: tuple[int, int]) -> list[tuple[int, Any]]:
-    least, greatest = limits
-    if not isinstance(value, list):
-        raise path.refused(f"must be a list of {least} to {greatest} objects")
-    if not least <= len(value) <= greatest:
-        raise path.refused(f"has {len(value)} objects; must be a list of {least} to {greatest} objects")
-    return [*enumerate(value)]
-
-
-def _member(value: Any, name: str, path: Path) -> Any:
-    """Return the value that identifies an option, after checking the option's fields."""
-    if not isinstance(value, dict) or name not in value:
-        raise path.refused(f"must be an object with {name!r}")
-    path.only(value, (name, "description"), f"is not a field of an option; use {name} and description")
-    return value[name]
-
-
-def _description(value: Mapping[str, Any], path: Path) -> str:
-    return "" if value.get("description") is None else _string(value, "description", path)
+    values = tuple(choice["value"] for choice in choices)
+    names = [json.dumps(value, ensure_ascii=False) for value in values]  # true is not "true"
+    options = tuple(Option(name, choice["description"] or "") for name, choice in zip(names, choices, strict=True))
+    return question._replace(kind=Kind.CHOICE, options=options, values=values)
 
 
 # -- the dialect -------------------------------------------------------------------------------------------------------
 
 
-_PART = record({"type": {"enum": [*_FIELDS]}}, {"text": TEXT, "image_url": TEXT, "data": {}})
-_CONTENT: Shape = {"anyOf": [TEXT, listing(_PART, minItems=1)]}
-FIELDS: Mapping[str, Shape] = {
-    "input": {
-        "anyOf": [
-            TEXT,
-            listing(
-                record(
-                    {},
-                    {
-                        "type": {"enum": [*_ITEM_FIELDS, None]},
-                        "role": {"enum": [*_ROLES]},
-                        "content": _CONTENT,
-                        "output": _CONTENT,
-                        **dict.fromkeys(("call_id", "name", "arguments", "input"), TEXT),
-                    },
-                ),
-                minItems=1,
-            ),
-        ]
-    },
-    "questions": listing(
-        record(
-            {"type": {"enum": [*_TYPES]}, "instructions": _CONTENT},
-            {
-                "name": nullable(TEXT),
-                "choices": listing(
-                    record({"value": {"anyOf": [TEXT, FLAG]}}, {"description": nullable(TEXT)}),
-                    minItems=CHOICES[0],
-                    maxItems=CHOICES[1],
-                ),
-                "levels": listing(
-                    record({"label": TEXT}, {"description": nullable(TEXT)}), minItems=LEVELS[0], maxItems=LEVELS[1]
-                ),
-            },
-        ),
-        minItems=1,
-        maxItems=MAX_QUESTIONS,
-    ),
-    **MODEL,
-}
+FIELDS: Mapping[str, Shape] = {"input": INPUT.shape, "questions": QUESTIONS.shape, **MODEL}
 
 
 class Decisions(DecisionDialect):
@@ -456,14 +376,14 @@ class Decisions(DecisionDialect):
                 else "it must be a string or a list of items"
             )
             raise Path(("input",)).missing(hint)
-        reader = DecisionInputReader(DecisionPartReader(context, unknown))
-        text = reader.read(body.get("input"))
-        return State("input", text, tuple(reader.media))
+        media: list[MediaSource] = []
+        text = _text_of_input(INPUT.read(body["input"], Path(("input",)), Scope(context, unknown)), media)
+        return State("input", text, tuple(media))
 
     def read_questions(
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
     ) -> list[Question]:
-        return QuestionReader(DecisionPartReader(context, unknown)).read(body.get("questions"))
+        return _questions(QUESTIONS.read(body.get("questions"), Path(("questions",)), Scope(context, unknown)))
 
     def respond(self, requests: Sequence[Request], questions: Sequence[Question], model: str) -> ParsedRequest:
         reply = DecisionReply(questions, functools.partial(_render, model, questions))

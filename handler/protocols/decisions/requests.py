@@ -17,9 +17,10 @@ from handler.protocols.assistant.reasoning_families import MESSAGES, Family, cho
 from handler.protocols.assistant.template import read_template, reads
 from handler.protocols.assistant.tools.request import AUTO, NONE
 from handler.protocols.decisions.prompts import labels_for, question_text
-from handler.protocols.decisions.values import Path, Question
+from handler.protocols.decisions.values import Question
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import check_number, media_part
+from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.special_tokens import any_of, without_special_tokens
 from handler.protocols.kernel.texts import TooManyTexts

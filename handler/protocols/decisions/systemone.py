@@ -28,12 +28,14 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
+from handler.protocols.decisions.values import Kind, Option, Question, named
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_base64, read_url
+from handler.protocols.kernel.objects import Declaration, Leaf, ListOf, MapOf, Obj, OneOf, Optional, Scope, leaf
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
+from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import show, string, unread
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.openai.request import MODEL, OpenAiHead, identity
@@ -60,21 +62,69 @@ _TABLE = Table(
     }
 )
 
-_QUESTION = record(
-    {"type": {"enum": [kind.value for kind in Kind]}},
-    {
-        "instructions": {"type": ["string", "object", "array", "null"]},
-        "criteria": {"type": ["object", "array", "null"]},
-    },
+_TEXT = Leaf(lambda value: "" if value is None else text_of(value), {})
+
+
+def _read_instructions(value: Any) -> str:
+    if isinstance(value, int | float):
+        raise ValueError("must be a string, an object, a list or null")
+    text = "" if value is None else text_of(value)
+    return text if text.strip() else ""
+
+
+def _read_id(value: str) -> None:
+    if not value.strip():
+        raise ValueError("the id of a question must not be blank")
+
+
+def _read_level(value: Any) -> Any:
+    if not isinstance(value, str | dict | list) or not text_of(value).strip():
+        raise ValueError("must be a non-empty string, an object or a list")
+    return value
+
+
+_CRITERIA: Mapping[str, Declaration] = {
+    "noul": Optional(
+        Obj(
+            {"true": _TEXT, "false": _TEXT},
+            "must be an object with 'true' and 'false', or null",
+            "is not a criterion; use true and false",
+        )
+    ),
+    "choice": MapOf(
+        _TEXT,
+        "options",
+        MAX_OPTIONS,
+        "must be an object that maps the name of each option to its description or null",
+        named,
+    ),
+    "score": ListOf(leaf(_read_level, type=["string", "object", "array"]), "levels", MAX_LEVELS, 1),
+}
+_INSTRUCTIONS = leaf(_read_instructions, type=["string", "object", "array", "null"])
+
+QUESTIONS = MapOf(
+    OneOf(
+        "type",
+        {
+            kind: Obj(
+                {"instructions": _INSTRUCTIONS, "criteria": criteria},
+                extra="is not a field of a question; use type, instructions and criteria",
+            )
+            for kind, criteria in _CRITERIA.items()
+        },
+        "must be an object with 'type'",
+        refused={"box": "only vision models of TypeSafe return boxes"},
+    ),
+    "questions",
+    MAX_QUESTIONS,
+    "must be an object that maps the id of each question to the question",
+    _read_id,
+    "must have at least one question",
 )
+
 FIELDS: Mapping[str, Shape] = {
     "state": {"description": "Any JSON value"},
-    "questions": {
-        "type": "object",
-        "minProperties": 1,
-        "maxProperties": MAX_QUESTIONS,
-        "additionalProperties": _QUESTION,
-    },
+    "questions": QUESTIONS.shape,
     "images": {"anyOf": [listing({"anyOf": [TEXT, record({"url": TEXT})]}), NULL]},
     "assets": nullable(
         {
@@ -138,17 +188,11 @@ class SystemOneDialect(DecisionDialect):
     def read_questions(
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
     ) -> list[Question]:
-        path, questions = Path(("questions",)), body.get("questions")
-        must = "must be an object that maps the id of each question to the question"
+        path = Path(("questions",))
         if "questions" not in body:
-            raise path.missing(f"it {must}")
-        if not isinstance(questions, dict):
-            raise path.refused(must)
-        if not questions:
-            raise path.refused("must have at least one question")
-        if len(questions) > MAX_QUESTIONS:
-            raise path.refused(f"has {len(questions)} questions; the maximum is {MAX_QUESTIONS}")
-        return [_read_question(question, id, path.at(id)) for id, question in questions.items()]
+            raise path.missing(f"it {QUESTIONS.must}")
+        questions = QUESTIONS.read(body["questions"], path, Scope(context, unknown))
+        return [_question(item, path.at(id))._replace(name=id) for id, item in questions.items()]
 
     def respond(self, requests: Sequence[Request], questions: Sequence[Question], model: str) -> ParsedRequest:
         head = OpenAiHead(*identity("decision"), model)
@@ -159,65 +203,27 @@ class SystemOneDialect(DecisionDialect):
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
-def _read_question(value: Any, id: str, path: Path) -> Question:
-    if not id.strip():
-        raise path.refused("the id of a question must not be blank")
-    if not isinstance(value, dict):
-        raise path.refused("must be an object with 'type'")
-    fields = ("type", "instructions", "criteria")
-    path.only(value, fields, "is not a field of a question; use type, instructions and criteria")
-    instructions, criteria = value.get("instructions"), value.get("criteria")
-    if isinstance(instructions, int | float):
-        raise path.at("instructions").refused("must be a string, an object, a list or null")
-    text = "" if instructions is None else text_of(instructions)
-    reason = "only vision models of TypeSafe return boxes" if value.get("type") == "box" else ""
-    read = _READERS[check_type(value, _READERS, path, reason=reason)]
-    return read(path, text if text.strip() else "", criteria)._replace(name=id)
+def _question(item: Mapping[str, Any], path: Path) -> Question:
+    """Return a question.
 
-
-def _read_noul(path: Path, instructions: str, criteria: Any) -> Question:
-    if criteria is not None and not isinstance(criteria, dict):
-        raise path.at("criteria").refused("must be an object with 'true' and 'false', or null")
-    sent = criteria or {}
-    names = ("true", "false")
-    path.at("criteria").only(sent, names, "is not a criterion; use true and false")
-    texts = ["" if sent.get(name) is None else text_of(sent[name]) for name in names]
-    if not instructions and not any(map(str.strip, texts)):
-        raise path.refused("needs instructions or criteria")
-    return Question(path, None, Kind.NOUL, instructions, tuple(Option("", text) for text in texts))
-
-
-def _read_choice(path: Path, instructions: str, criteria: Any) -> Question:
-    at = path.at("criteria")
-    if not isinstance(criteria, dict) or not criteria:
-        raise at.refused("must be an object that maps the name of each option to its description or null")
-    if len(criteria) > MAX_OPTIONS:
-        raise at.refused(f"has {len(criteria)} options; the maximum is {MAX_OPTIONS}")
+    Raises:
+        InvalidField: it asks nothing, or two options are the same.
+    """
+    instructions, criteria = item["instructions"], item["criteria"]
+    if item["type"] == "noul":
+        texts = (criteria or {}).values()
+        if not instructions and not any(map(str.strip, texts)):
+            raise path.refused("needs instructions or criteria")
+        return Question(path, None, Kind.NOUL, instructions, tuple(Option("", text) for text in texts or ("", "")))
+    if item["type"] == "score":
+        options = tuple(Option(text_of(level)) for level in criteria)
+        return Question(path, None, Kind.SCORE, instructions, options, values=tuple(criteria))
     names: dict[str, str] = {}
     for name in criteria:
-        check_name(name, at.at(name))
         if (other := names.setdefault(name.strip(), name)) != name:
-            raise at.at(name).refused(f"is the same option as {show(other)}")
-    options = (
-        Option(name, "" if description is None else text_of(description)) for name, description in criteria.items()
-    )
-    return Question(path, None, Kind.CHOICE, instructions, tuple(options), values=tuple(criteria))
-
-
-def _read_score(path: Path, instructions: str, criteria: Any) -> Question:
-    at = path.at("criteria")
-    if not isinstance(criteria, list) or not criteria:
-        raise at.refused("must be a list of levels, from the lowest to the highest")
-    if len(criteria) > MAX_LEVELS:
-        raise at.refused(f"has {len(criteria)} levels; the maximum is {MAX_LEVELS}")
-    for index, level in enumerate(criteria):
-        if not isinstance(level, str | dict | list) or not text_of(level).strip():
-            raise at.at(index).refused("must be a non-empty string, an object or a list")
-    options = tuple(Option(text_of(level)) for level in criteria)
-    return Question(path, None, Kind.SCORE, instructions, options, values=tuple(criteria))
-
-
-_READERS = {"noul": _read_noul, "choice": _read_choice, "score": _read_score}
+            raise path.at("criteria", name).refused(f"is the same option as {show(other)}")
+    options = tuple(Option(name, text) for name, text in criteria.items())
+    return Question(path, None, Kind.CHOICE, instructions, options, values=tuple(criteria))
 
 
 # -- images ------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from handler.core.values import Adapter, Request
 from handler.engines.base import EngineConfig
 from handler.engines.openai.engine import capabilities
 from handler.protocols.decisions.formulas import Reading, read
-from handler.protocols.decisions.values import InvalidField
 from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.path import InvalidField
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import value
