@@ -107,11 +107,11 @@ def test_what_cannot_be_compacted_or_read_is_refused(echo_server: LiveServer, in
     assert message.removeprefix("input[0]: ") in refusal(echo_server, input)
 
 
-def test_a_summary_is_read_only_for_the_key_that_asked_for_it(echo_server: LiveServer) -> None:
-    [item] = ask(echo_server, [*HISTORY, TRIGGER])["output"]
-    assert "for another API key" in refusal(echo_server, [item, HISTORY[1]], key=BOB)
+def test_a_summary_is_read_only_for_the_key_that_asked_for_it(storing: LiveServer) -> None:
+    [item] = ask(storing, [*HISTORY, TRIGGER])["output"]
+    assert "for another API key" in refusal(storing, [item, HISTORY[1]], key=BOB)
     changed = {**item, "encrypted_content": item["encrypted_content"][:-4] + "AAAA"}
-    assert "cannot be read" in refusal(echo_server, [changed, HISTORY[1]])
+    assert "cannot be read" in refusal(storing, [changed, HISTORY[1]])
 
 
 def test_servers_with_one_key_file_read_each_other_s_summaries(tmp_path: Path, echo_server: LiveServer) -> None:
