@@ -98,7 +98,7 @@ _NEW_TIME = re.compile(
     r"|\w+_(at|on|ms|us|ns|duration|per_second)|ns|\w+(At|Time|Timestamp)"
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*")
+_ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?\S*")
 _AT_TOP = re.compile(r"\$(\([^)]*\))?\.[^.]*")
 _EPOCH = range(1_000_000_000, 4_100_000_000)  # seconds, from 2001 to 2099
 _AT_ONCE = 3600  # seconds between two responses that were recorded together

@@ -249,8 +249,11 @@ def test_a_file_on_the_hub_is_downloaded_with_its_parts_and_projector(monkeypatc
     asked: object = child.download("owner/model/a-00001-of-00002.gguf", "v1")
     parts = "a-[0-9][0-9][0-9][0-9][0-9]-of-00002.gguf"
     assert asked == ("owner/model", "a-00001-of-00002.gguf", "v1", parts, child.PROJECTOR_PATTERN)
-    with pytest.raises(ConfigError, match=r"the name of a .gguf file on the hub, such as owner/model/FILE\.gguf"):
-        child.download("owner/model", None)
+    monkeypatch.setattr(
+        child, "without_file", lambda model_id, revision, problem: ConfigError(f"{problem}: {revision}")
+    )
+    with pytest.raises(ConfigError, match="owner/model: the llamacpp engine serves one file of a hub model: v1"):
+        child.download("owner/model", "v1")
 
 
 @pytest.mark.parametrize(
