@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import os
 import re
@@ -21,7 +22,6 @@ from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.sealing import read_sealer
 from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig
-from handler.engines.huggingface.chat_template import check_template
 from handler.plugins.aws import STANDARDS, check_handlers, script_of
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
@@ -140,8 +140,12 @@ def _check_sealer(config: Config) -> None:
 
 def _check_chat_template(config: Config) -> None:
     template = chat_template(config)
+    if template is None or importlib.util.find_spec("jinja2") is None:  # an engine that renders chats brings it
+        return
+    from handler.engines.huggingface.chat_template import check_template
+
     try:
-        check_template(template or "")
+        check_template(template)
     except ValueError as error:
         key = "option.chat_template"
         raise ConfigError(f"{config.where(key)}: {key}: the template is broken: {error}") from None
