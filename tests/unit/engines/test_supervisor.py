@@ -99,6 +99,9 @@ class Instance:
     def die(self) -> None:
         self._theirs.close()
 
+    def failure_reason(self, failure: str) -> str:
+        return failure
+
     def stop(self, grace: float = 0.0) -> None:
         self.channel.close()
         self._theirs.close()
