@@ -31,7 +31,8 @@ _PREFIX = re.compile(r"(?:\([^)]*\) )?(?:\[rank\d+\]: )?(?:(?:ERROR|CRITICAL) [^
 """Matches what vLLM and torch write before each line of a traceback: the process, the rank, the level and the place."""
 _FAILS = re.compile(
     r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Failure|Interrupt|Timeout)\w*(?=:|$)"
-    r"|Fatal Python error: |terminate called|what\(\): |(?:\S+ )?[Ee]rror(?:: | while )|CUDA error|.{0,200}Assertion .*failed"
+    r"|Fatal Python error: |(?:\S+ )?[Ee]rror(?:: | while )|CUDA error"
+    r"|terminate called|what\(\): |.{0,200}Assertion .*failed"
     r"|the engine's process .* has ended"
 )
 """Matches the last line of a Python traceback, and what C++, the system and this handler write at an engine's end."""
