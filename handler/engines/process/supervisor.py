@@ -204,7 +204,8 @@ class EngineInstance:
         return (is_vague(failure) and self._last_error()) or failure
 
     def _last_error(self) -> str:
-        return "" if self._output is None else self._output.error()
+        error = "" if self._output is None else self._output.error()
+        return "" if is_vague(error) else error
 
 
 _BACKOFF = 0.5  # seconds before the first restart, doubled by each failure in a row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from handler.engines.base import engine_failure
 from handler.engines.process.output import LastError, LineSplitter
 from tests.one_test import in_one_test
 
@@ -60,6 +61,18 @@ def test_the_first_recent_error_is_the_reason_unless_it_is_vague(lines: list[str
             else:
                 clock[0] += line
         assert found.error == error
+
+
+@in_one_test(
+    ("reason", "message"),
+    [
+        ("it exited with code 1: ValueError: no /srv/a.bin", "engine failure: it exited with code 1: no [path]"),
+        ("it exited with code 1: AssertionError", "engine failure: it exited with code 1"),
+    ],
+)
+def test_a_client_sees_no_names_of_exceptions_and_no_paths(reason: str, message: str) -> None:
+    assert engine_failure(reason).message == message
+    assert engine_failure(reason).detail == reason
 
 
 def test_keys_are_masked() -> None:
