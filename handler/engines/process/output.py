@@ -16,7 +16,7 @@ from handler.config.environment import secrets
 from handler.core.errors import log_words
 
 _MAX_LINE = 1 << 12  # bytes of a line of a child's output; the rest is dropped
-_MOST_READ = 1 << 16  # bytes; a pipe of Linux holds no more
+_READ_BYTES = 1 << 16  # a pipe of Linux holds no more bytes
 _BREAK = re.compile(rb"[\r\n]")
 
 _LONGEST_REASON = 400
@@ -28,7 +28,7 @@ _LONGEST_LOCK = 0.1  # seconds to wait for the thread that passes output on, as 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(r"(?:\([^)]*\) )?(?:\[rank\d+\]: )?(?:(?:ERROR|CRITICAL) [^\]]*\] )?")
-"""Matches what vLLM and torch write before each line of a traceback: the process, the rank, the level and the place."""
+"""Matches what vLLM and torch write before each line of a traceback: process, rank, level and file."""
 _FAILS = re.compile(
     r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Failure|Interrupt|Timeout)\w*(?=:|$)"
     r"|Fatal Python error: |(?:\S+ )?[Ee]rror(?:: | while )|CUDA error"
@@ -162,7 +162,7 @@ class EngineOutput:
         for stream in list(self._streams):
             if not wait([stream.source], 0):
                 continue
-            data = os.read(stream.source, _MOST_READ)
+            data = os.read(stream.source, _READ_BYTES)
             if not data:
                 self._streams.remove(stream)
             self._note(stream.lines.feed(data) if data else stream.lines.end())
