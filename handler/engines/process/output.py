@@ -27,7 +27,7 @@ _RECENT = 10.0  # seconds before the end of a process, in which an error may be 
 _LONGEST_LOCK = 0.1  # seconds to wait for the thread that passes output on, as nobody may read it any more
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_PREFIX = re.compile(r"(?:\([^)]*\) )?(?:\[rank\d+\]: )?(?:(?:ERROR|CRITICAL) [^\]]*\] )?")
+_PREFIX = re.compile(r"(?:\([^)]*\) )?(?:\[rank[0-9]+\]: )?(?:(?:ERROR|CRITICAL) [^\]]*\] )?")
 """Matches what vLLM and torch write before each line of a traceback: process, rank, level and file."""
 _FAILS = re.compile(
     r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Failure|Interrupt|Timeout)\w*(?=:|$)"
