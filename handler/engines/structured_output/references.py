@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from handler.core.numbers import is_digits
+
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
 
@@ -85,7 +87,7 @@ def _resolved(reference: str, root: Any) -> tuple[Any, bool]:
     target, is_plain = root, "~" not in reference and "%" not in reference
     for part in encoded:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isascii() and name.isdigit() and int(name) < len(target):
+        if isinstance(target, list) and is_digits(name) and int(name) < len(target):
             target, is_plain = target[int(name)], False
         elif isinstance(target, Mapping) and name in target:
             target = target[name]
