@@ -134,17 +134,27 @@ def python(function: str, argument: str) -> list[str]:
     return [sys.executable, "-c", boot, argument, *sys.path]
 
 
-def start(function: str, channel: socket.socket, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start(
+    function: str, channel: socket.socket, environ: Mapping[str, str] | None = None, *, captured: bool = False
+) -> subprocess.Popen[bytes]:
     """Start a Python process in a new session, so that signals to the process group of the terminal do not reach it.
 
     Args:
         function: the function as `MODULE:FUNCTION`. It calls `serving_host` with its only argument.
         channel: the end of a channel that the new process uses to communicate with this process.
         environ: the environment of the new process. The default is a copy of the current environment.
+        captured: whether the caller reads the output of the new process. By default, it goes to that of this process.
     """
     fd = channel.fileno()
+    output = subprocess.PIPE if captured else None
     return subprocess.Popen(
-        python(function, str(fd)), pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
+        python(function, str(fd)),
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environ,
+        start_new_session=True,
     )
 
 

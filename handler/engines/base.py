@@ -135,7 +135,7 @@ def _messages(error: Exception | str) -> tuple[str, str]:
     keys = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
-    words = client_words(text, keys) or "it raised an error"
+    words = client_words(text, keys).removesuffix(":") or "it raised an error"
     return words, "" if words == reason else log_words(reason, keys)
 
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +29,7 @@ from handler.engines.huggingface.files import download_gguf, gguf_file, is_fetch
 from handler.engines.llamacpp import adapters, readable
 from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.parameters import check_pooling
+from handler.engines.process.output import LastError
 from handler.engines.process.own_server import OwnServer
 
 _PROGRAM, _ARGUMENTS = "option.llama_server", "option.llama_server_args"
@@ -446,13 +446,9 @@ _FAILS = re.compile(r"(?i)(\S+: )*error|terminate called|\S+: .*: version .* not
 """Matches the errors that llama-server, its libraries and the system's loader write without a level."""
 _RESPONDS = re.compile(r"srv +send_error:")
 """Matches the errors with which llama-server responds to a request."""
-_LONGEST_REASON = 400
-_SAME_CAUSE = 1.0  # maximum seconds between two errors of one cause, of which the first names it
-_LONGEST_CAUSE = 10.0  # seconds after which further errors have another cause, even without a pause
-_RECENT = 10.0  # seconds before the end of a server, in which an error may be its reason
 
 
-class ServerLog:
+class ServerLog(LastError):
     """Chooses the lines of a server's output to log, and keeps the error that may end the server.
 
     Until the server has loaded its model, that is its first error. A server that has loaded continues after most errors
@@ -469,22 +465,8 @@ class ServerLog:
     """
 
     def __init__(self, *hidden: str, is_verbose: bool = False) -> None:
-        self.is_loaded = False
-        self._error = ""
-        self._first_at = self._last_at = 0.0  # times of the kept error, and of the latest one
-        self._hidden = hidden
+        super().__init__(*hidden, is_loaded=False)
         self._is_verbose = is_verbose
-
-    @property
-    def error(self) -> str:
-        """The error that has ended the server if it has just ended, or ""."""
-        is_old = self.is_loaded and time.monotonic() - self._last_at > _RECENT
-        return "" if is_old else self._error
-
-    def end_start(self) -> None:
-        """Record that the server has loaded its model. Earlier errors did not end it."""
-        self.is_loaded = True
-        self._error = ""
 
     def read(self, line: str) -> str:
         """Return a line as it should be logged, or "" if it should not."""
@@ -494,18 +476,10 @@ class ServerLog:
         if _RESPONDS.match(text):
             level = "DEBUG"
         if level == "ERROR":
-            self._keep(text[:_LONGEST_REASON])
+            self.keep(text)
         is_of_start = not self.is_loaded and level != "DEBUG"
         is_logged = self._is_verbose or is_of_start or level == "ERROR"
         return f"{level} {NAME}: {text}" if is_logged else ""
-
-    def _keep(self, error: str) -> None:
-        now = time.monotonic()
-        has_other_cause = now - self._last_at > _SAME_CAUSE or now - self._first_at > _LONGEST_CAUSE
-        if not self._error or (self.is_loaded and has_other_cause):
-            self._error = error
-            self._first_at = now
-        self._last_at = now
 
 
 class LlamaServer(NamedTuple):
@@ -525,9 +499,7 @@ class LlamaServer(NamedTuple):
 
     def failure(self) -> str:
         """Return how the server has ended, as a verb phrase, with the reason; "" while it runs."""
-        failure = self.process.failure()
-        has_reason = failure and self.log.error and self.process.exit_status != -signal.SIGKILL
-        return f"{failure}: {self.log.error}" if has_reason else failure
+        return self.process.failure()
 
 
 def described(info: EngineInfo, props: bytes) -> EngineInfo:
@@ -547,7 +519,7 @@ def start(config: EngineConfig) -> LlamaServer:
     for attempt in range(_ATTEMPTS):
         key = secrets.token_hex(32)
         written = ServerLog(key, is_verbose=is_verbose(config))
-        process = OwnServer("http", NAME, command(config), environment(config, key), written.read)
+        process = OwnServer("http", NAME, command(config), environment(config, key), written)
         server = LlamaServer(process, written, key)
         try:
             process.start()

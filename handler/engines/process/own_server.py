@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import select
 import signal
@@ -17,7 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
 
+from handler.config.environment import secrets as keys
 from handler.core.terminal import escaped
+from handler.engines.process.output import LastError, LineSplitter
 from handler.engines.process.supervisor import (
     descendants,
     end_with_process,
@@ -31,11 +32,9 @@ LOOPBACK = "127.0.0.1"
 _END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _GRACE = 5.0  # seconds for the engine to report the end of its server and to end
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_MAX_LINE = 1 << 12  # bytes of a line of the server's output; the rest is dropped
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
 MARKER = "LMI_ENGINE_MARKER"
 """The variable whose value all processes of a server have in common, whatever session they begin."""
-_BREAK = re.compile(rb"[\r\n]")
 _MOST_LINES = 1000  # lines of a server in the log per period; more would fill disks, and hide all other lines
 _PERIOD = 10.0  # seconds
 
@@ -48,8 +47,8 @@ class OwnServer:
         name: name of the server in the log. The command is not logged, because its flags may contain secrets.
         command: command that starts the server, without the port.
         environment: environment of the server.
-        read_line: function that receives each line of the server's output, on a thread, and returns what to log, or ""
-            for nothing. By default, all lines are logged.
+        output: chooses the lines of the server's output to log, on a thread, and keeps the error that may end the
+            server. By default, all lines are logged.
 
     Attributes:
         end: file descriptor that becomes readable when the server ends; None before `watch`, or if the system cannot
@@ -62,7 +61,7 @@ class OwnServer:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        read_line: Callable[[str], str] = str,
+        output: LastError | None = None,
     ) -> None:
         with socket.create_server((LOOPBACK, 0)) as free:
             self._port = free.getsockname()[1]
@@ -71,7 +70,7 @@ class OwnServer:
         self._command = [*command, "--host", LOOPBACK, "--port", str(self._port)]
         self._environment = environment
         self._marker = secrets.token_hex(16)
-        self._read_line = read_line
+        self._output = LastError(*keys()) if output is None else output
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._stop_watch: Callable[[], None] = lambda: None
@@ -94,7 +93,7 @@ class OwnServer:
                 env={**self._environment, MARKER: self._marker},
             )
         assert self._process.stdout is not None
-        arguments = (self._process.stdout, self._read_line, LineWriter(self._name))
+        arguments = (self._process.stdout, self._output.read, LineWriter(self._name))
         self._reader = threading.Thread(target=_read_lines, args=arguments, name="server-output", daemon=True)
         self._reader.start()
 
@@ -118,13 +117,14 @@ class OwnServer:
         return self._process.returncode
 
     def failure(self) -> str:
-        """Return how the server has ended, as a verb phrase; "" while it runs."""
+        """Return how the server has ended, as a verb phrase, with the reason; "" while it runs."""
         status = self.exit_status
         if status is None:
             return ""
         if status == -signal.SIGKILL:
             return "was killed, perhaps because the machine has too little memory"
-        return f"ended by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        ended = f"ended by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"{ended}: {reason}" if (reason := self._output.error) else ended
 
     def check_port(self) -> None:
         """Check that no other process listens on the port, because gRPC servers can share a port.
@@ -257,15 +257,11 @@ def _print(line: str) -> None:
 def _read_lines(output: IO[bytes], read_line: Callable[[str], str], writer: LineWriter) -> None:
     """Log the lines of a server's output until it ends. Long lines are cut."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
-    partial = b""
+    splitter = LineSplitter()
     with output:
         while data := _read(output.fileno(), writer):
-            *lines, rest = _BREAK.split(data)
-            for line in lines:
-                _pass_on(partial + line, read_line, writer)
-                partial = b""
-            partial = (partial + rest)[: _MAX_LINE + 1]
-    _pass_on(partial, read_line, writer)
+            _log(splitter.feed(data), read_line, writer)
+    _log(splitter.end(), read_line, writer)
     writer.end_period()
 
 
@@ -276,10 +272,9 @@ def _read(fd: int, writer: LineWriter) -> bytes:
     return os.read(fd, 1 << 16)
 
 
-def _pass_on(line: bytes, read_line: Callable[[str], str], writer: LineWriter) -> None:
-    if text := line[:_MAX_LINE].decode(errors="replace").strip():
-        text = text + " ..." if len(line) > _MAX_LINE else text
-        if logged := read_line(text):
+def _log(lines: Iterable[str], read_line: Callable[[str], str], writer: LineWriter) -> None:
+    for line in lines:
+        if logged := read_line(line):
             writer.write(logged)
 
 

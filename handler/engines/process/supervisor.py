@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from handler.engines.base import (
 )
 from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Spec, run
 from handler.engines.process.ipc import ChannelClosed, ChannelReader, encode, send_all, send_some, wait
+from handler.engines.process.output import EngineOutput, is_vague
 
 log = logging.getLogger("handler.engine")
 
@@ -112,12 +114,15 @@ class EngineInstance:
         self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._num_late = self._num_late_sent = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._output: EngineOutput | None = None
         if isolated:
             with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
                 on_failure.callback(self.channel.close)
                 # The session is ended with the engine: see `end_with_this_process`.
-                self._process = start(_MAIN, theirs, {**os.environ, **placement.environ})
+                self._process = start(_MAIN, theirs, {**os.environ, **placement.environ}, captured=True)
                 on_failure.pop_all()
+            if self._process.stdout is not None and self._process.stderr is not None:
+                self._output = EngineOutput(self._process.stdout, self._process.stderr)
             if placement.cores:  # before the Spec is sent: all later threads inherit the cores of the first thread
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, placement.cores)
@@ -174,6 +179,7 @@ class EngineInstance:
                 if grace:
                     self._process.wait(grace)
             self._process.kill()
+            self._last_error()  # so that what the engine wrote at its end is passed on even if this process ends now
             # A large process takes a long time to end, and the caller must not wait for this.
             threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
 
@@ -185,7 +191,21 @@ class EngineInstance:
             code = self._process.wait(0.1)
         except subprocess.TimeoutExpired:
             return "it closed its channel"
-        return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        if code == -signal.SIGKILL:
+            return f"it was killed by signal {-code}"
+        ended = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        return f"{ended}: {reason}" if (reason := self._last_error()) else ended
+
+    def failure_reason(self, failure: str) -> str:
+        """Return a failure that the engine reported, or the error in its output to which the failure refers.
+
+        The error may be that of a process that the engine has started, such as vLLM's core.
+        """
+        return (is_vague(failure) and self._last_error()) or failure
+
+    def _last_error(self) -> str:
+        error = "" if self._output is None else self._output.error()
+        return "" if is_vague(error) else error
 
 
 _BACKOFF = 0.5  # seconds before the first restart, doubled by each failure in a row
@@ -424,7 +444,7 @@ class EngineSupervisor:
             if message.trace:
                 log_trace(log, "engine failed", message.trace)
             instance.lost_server = message.lost_server
-            instance.failure = message.reason  # the steps before it are delivered first
+            instance.failure = instance.failure_reason(message.reason)  # the steps before it are delivered first
 
     def _start(self) -> None:
         self.statistics = None

@@ -224,7 +224,8 @@ def test_a_server_that_does_not_start_ends_the_start(model: Path, python: Path) 
     spec = Spec("grpc", config(model, python, "vllm", engine_flags=("--no-such-flag",)))
     engine = EngineSupervisor(spec, load_timeout=60)
     try:
-        with pytest.raises(GenerationFailed, match=r"option\.engine_python ended with status 2$"):
+        reason = r"ended with status 2: python: error: unrecognized arguments: --no-such-flag$"
+        with pytest.raises(GenerationFailed, match=rf"option\.engine_python {reason}"):
             load(engine)
     finally:
         engine.close()

@@ -21,6 +21,7 @@ from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, LoopHooks, State
+from tests.doubles import dying_engine
 from tests.servers import LiveServer, ServerProcess, options, serve, wait_for
 from tests.unit.engines.pooling_models import GOLDEN, TEXTS, write_model
 
@@ -108,6 +109,57 @@ def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: 
         engine.step(timeout=0.05)
     assert engine.restarts == 1
     engine.close()
+
+
+# -- the reason of a death, which only the engine's output tells -------------------------------------------------------
+
+
+def run_first_request(engine: EngineSupervisor) -> None:
+    while engine.state is State.LOADING:
+        engine.step(timeout=1)
+    engine.add(EngineRequest(1, [4], Sampling(max_new_tokens=2)))
+    while True:
+        engine.step(timeout=1)
+
+
+@pytest.mark.parametrize("output", ["output1", "output2", "output1 output2"])
+@pytest.mark.parametrize("manner", ["step raises", "step exits", "load raises"])
+def test_the_reason_of_a_death_is_told_though_many_lines_follow_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    caplog: pytest.LogCaptureFixture,
+    manner: str,
+    output: str,
+) -> None:
+    monkeypatch.setattr("handler.engines.process.supervisor._MAIN", dying_engine.MAIN)
+    monkeypatch.setenv(dying_engine.MANNER, f"{manner} {output}")
+    engine = EngineSupervisor(Spec("echo", EngineConfig()))
+    with pytest.raises(GenerationFailed) as failure:
+        run_first_request(engine)
+    engine.close()
+    how = "it exited with code 1: " if manner == "step exits" else ""
+    assert engine.reason == how + dying_engine.REASON
+    assert f"engine lost: {engine.reason}" in caplog.text
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in failure.value.message
+    assert "/srv" not in failure.value.message
+    written = capfdbinary.readouterr()
+    for descriptor, text in ((1, written.out), (2, written.err)):
+        assert (dying_engine.words(descriptor) in text) == (f"output{descriptor}" in output), "it is passed on whole"
+
+
+def test_an_engine_that_dies_without_a_word_is_told_by_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.engines.process.supervisor._MAIN", dying_engine.MAIN)
+    for manner, reason in (
+        ("step raises", f"EngineDeadError: {dying_engine.DEAD}"),
+        ("step exits", "it exited with code 1"),
+        ("load raises", f"RuntimeError: {dying_engine.NOT_STARTED}"),
+    ):
+        monkeypatch.setenv(dying_engine.MANNER, manner)
+        engine = EngineSupervisor(Spec("echo", EngineConfig()))
+        with pytest.raises(GenerationFailed):
+            run_first_request(engine)
+        engine.close()
+        assert engine.reason == reason
 
 
 # -- process group -----------------------------------------------------------------------------------------------------

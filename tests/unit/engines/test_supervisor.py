@@ -99,6 +99,9 @@ class Instance:
     def die(self) -> None:
         self._theirs.close()
 
+    def failure_reason(self, failure: str) -> str:
+        return failure
+
     def stop(self, grace: float = 0.0) -> None:
         self.channel.close()
         self._theirs.close()
@@ -467,6 +470,7 @@ class Program:
 
     def __init__(self, code: int | None = None) -> None:
         self.pid, self.code = 1234, code
+        self.stdout = self.stderr = None
         self.calls: list[Any] = []
 
     def wait(self, timeout: float | None = None) -> int:
@@ -493,7 +497,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Launched
     def make(code: int | None = None, placement: Placement = ANYWHERE) -> Launched:
         started: list[Any] = []
 
-        def start(function: str, channel: socket.socket, environ: Mapping[str, str]) -> Program:
+        def start(function: str, channel: socket.socket, environ: Mapping[str, str], *, captured: bool) -> Program:
             assert function == "handler.engines.process.engine_process:main"
             started.extend((Program(code), channel.dup(), environ))
             return started[0]  # type: ignore[no-any-return]
@@ -536,7 +540,7 @@ def test_a_process_that_cannot_be_started_leaves_no_channel(monkeypatch: pytest.
         pairs.extend(found)
         return found
 
-    def start(*arguments: Any) -> Program:
+    def start(*arguments: Any, captured: bool) -> Program:
         raise OSError("no memory")
 
     monkeypatch.setattr(socket, "socketpair", noted)
@@ -561,7 +565,7 @@ def test_an_engine_may_close_its_channel_before_it_ends() -> None:
 
 def exit_reason(program: Program | None) -> str:
     instance = EngineInstance.__new__(EngineInstance)
-    instance._process = program  # type: ignore[assignment]
+    instance._process, instance._output = program, None  # type: ignore[assignment]
     return instance.exit_reason()
 
 

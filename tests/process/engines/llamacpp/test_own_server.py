@@ -23,6 +23,7 @@ from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.llamacpp import child
 from handler.engines.process import own_server
 from handler.engines.process.engine_process import Spec
+from handler.engines.process.output import LastError
 from handler.engines.process.supervisor import EngineSupervisor, State
 from tests import process_tree
 from tests.checkpoints import byte_gguf
@@ -336,7 +337,7 @@ def test_warnings_about_requests_are_not_logged() -> None:
     ]
 
 
-def running(boot: str, *read: Callable[[str], str]) -> own_server.OwnServer:
+def running(boot: str, *read: LastError) -> own_server.OwnServer:
     """A program whose output is read as that of a llama-server, or of a server without a format of its own."""
     found = own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, *read)
     found.start()
@@ -347,12 +348,12 @@ FLOOD = "import sys, time\nfor n in range(3000): print('E line', n, 'x' * 500)\n
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("read", [(child.ServerLog().read,), ()], ids=["llama-server", "another"])
+@pytest.mark.parametrize("read", [(child.ServerLog(),), ()], ids=["llama-server", "another"])
 @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
 def test_a_flood_of_lines_is_cut(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    read: Sequence[Callable[[str], str]],
+    read: Sequence[LastError],
     *,
     ends: bool,
 ) -> None:
@@ -385,11 +386,11 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.Mo
     with contextlib.suppress(BrokenPipeError), open(write, "w") as stderr, open(read, "rb") as unread:
         monkeypatch.setattr(sys, "stderr", stderr)
         log = child.ServerLog()
-        server = running(FLOOD, log.read)
+        server = running(FLOOD, log)
         wait_for(lambda: server.exit_status == 0, 60, "the server waits for the reader of the log")
         assert log.error.startswith("line 0 ")
         unread.close()
-        server = running(FLOOD, log.read)
+        server = running(FLOOD, log)
         wait_for(lambda: server.exit_status == 0, 60, "the server waits for a reader that has gone")
 
 
@@ -415,7 +416,7 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
 def test_an_error_of_a_server_that_runs_is_not_its_end() -> None:
     log = child.ServerLog()
     log.read("E srv  load_model: an error")
-    server = child.LlamaServer(running("import time; time.sleep(3600)", log.read), log, "key")
+    server = child.LlamaServer(running("import time; time.sleep(3600)", log), log, "key")
     assert (log.error, server.failure()) == ("srv load_model: an error", "")
     server.process.stop()
 
