@@ -99,11 +99,11 @@ class AdapterCalls:
         Raises:
             ServingError: if the call fails. The error is logged, and nothing has changed.
         """
-        name = inputs.get_properties().get("name")
+        name = str(inputs.get_properties().get("name") or "")
         end = asyncio.get_running_loop().create_future()
-        self._under_way[end] = str(name or "")
+        self._under_way[end] = name
         try:
-            async with self._turn, contextlib.nullcontext() if self._shared is None else self._shared.change(str(name)):
+            async with self._turn, contextlib.nullcontext() if self._shared is None else self._shared.change(name):
                 return await self._change(inputs, change)
         except ServingError as error:
             log.warning("the call to %s %r failed: %s", change, name, on_one_line(error.public))
