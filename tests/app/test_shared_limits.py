@@ -13,7 +13,7 @@ from websockets.sync.client import ClientConnection
 
 from handler.config.config import Config
 from handler.core.errors import Overloaded
-from handler.core.fair_queue import FairQueue
+from handler.core.fair_queue import FairQueue, OwnerCounts
 from handler.scheduler.batcher import OwnerQueues
 from handler.serving.admission import memory_quota
 from handler.serving.large_bodies import MAX_WAITING, LargeBodies
@@ -39,6 +39,15 @@ def in_queue(owner: str, queue: Any = None) -> None:
 def of_fair_queue() -> Take:
     queue = FairQueue[None]()
     return lambda owner: in_queue(owner, queue)
+
+
+def of_counts() -> Take:
+    counts, held = OwnerCounts(MOST, "full"), contextlib.ExitStack()
+
+    def take(owner: str) -> None:
+        held.enter_context(counts.one(owner))
+
+    return take
 
 
 def of_owner_queues() -> Take:
@@ -75,7 +84,7 @@ def of_media() -> Take:
     return lambda owner: vars(loader)["_waiting"].of(owner).change(0, 1)
 
 
-LIMITS = (of_fair_queue, of_owner_queues, of_gate, of_memory, of_large_bodies, of_media)
+LIMITS = (of_fair_queue, of_counts, of_owner_queues, of_gate, of_memory, of_large_bodies, of_media)
 
 
 def fill(take: Take, owner: str) -> int:
