@@ -24,7 +24,8 @@ from handler.serving.model import ServedAdapters
 
 log = logging.getLogger("handler.djl")
 
-_LOOK = 0.02  # seconds between attempts to lock the file
+LOOK = 0.02
+"""Seconds between looks at the lock of another worker."""
 
 
 class _Entry(NamedTuple):
@@ -189,7 +190,7 @@ class SharedAdapters:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:  # another worker's change
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(LOOK)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, name.encode(), 0)
             yield
