@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sized
 from typing import Generic, TypeVar
+
+from handler.core.errors import Overloaded
 
 T = TypeVar("T")
 Owner = TypeVar("Owner", bound=Hashable)
@@ -55,8 +58,7 @@ class FairQueue(Generic[T]):
         full, an owner still has its equal share.
         """
         with self._changed:
-            num_owners = len({*self._owners, owner})
-            return len(self) < limit or self._sizes[owner] < limit // num_owners
+            return _has_share(self._sizes, limit, owner)
 
     def put(self, flow: Hashable, item: T, owner: Hashable = "") -> T | None:
         """Add an entry.
@@ -127,3 +129,38 @@ class FairQueue(Generic[T]):
         self._sizes[owner] += change
         if not self._sizes[owner]:
             del self._sizes[owner]
+
+
+class OwnerCounts:
+    """Counts the running operations of each owner. If there are `limit`, an owner still has its equal share.
+
+    Args:
+        words: error message for an operation that must not begin.
+    """
+
+    def __init__(self, limit: int, words: str) -> None:
+        self._limit, self._words = limit, words
+        self._numbers = Counter[Hashable]()
+
+    def one(self, owner: Hashable) -> contextlib.ExitStack:
+        """Count an operation of an owner until the returned context ends.
+
+        Raises:
+            Overloaded: the limit is reached, and the owner has its share.
+        """
+        if not _has_share(self._numbers, self._limit, owner):
+            raise Overloaded(self._words)
+        self._numbers[owner] += 1
+        running = contextlib.ExitStack()
+        running.callback(self._end, owner)
+        return running
+
+    def _end(self, owner: Hashable) -> None:
+        self._numbers[owner] -= 1
+        if not self._numbers[owner]:
+            del self._numbers[owner]
+
+
+def _has_share(numbers: Counter[Hashable], limit: int, owner: Hashable) -> bool:
+    """Return whether fewer than `limit` are counted, or the owner has less than its equal share of them."""
+    return numbers.total() < limit or numbers[owner] < limit // len({*numbers, owner})

@@ -34,7 +34,7 @@ from handler.djl.batches import (
     seconds_early,
     start_items,
 )
-from handler.djl.shared_adapters import SharedAdapters
+from handler.djl.shared_adapters import LOOK, SharedAdapters
 from handler.djl.turns import IN_ORDER, ResponseOrder
 from handler.djl.wire import (
     MAX_FIELD,
@@ -69,8 +69,6 @@ log = logging.getLogger("handler.djl")
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
 """Maps each kind of call to the verb in its message ("Adapter NAME registered"), as in DJL's own handlers."""
 
-_LOOK = 0.02  # seconds between looks at a change by another worker
-
 _CHOSEN = "property handler: a request cannot choose the function that answers it"
 
 
@@ -99,11 +97,11 @@ class AdapterCalls:
         Raises:
             ServingError: if the call fails. The error is logged, and nothing has changed.
         """
-        name = inputs.get_properties().get("name")
+        name = str(inputs.get_properties().get("name") or "")
         end = asyncio.get_running_loop().create_future()
-        self._under_way[end] = str(name or "")
+        self._under_way[end] = name
         try:
-            async with self._turn, contextlib.nullcontext() if self._shared is None else self._shared.change(str(name)):
+            async with self._turn, contextlib.nullcontext() if self._shared is None else self._shared.change(name):
                 return await self._change(inputs, change)
         except ServingError as error:
             log.warning("the call to %s %r failed: %s", change, name, on_one_line(error.public))
@@ -121,7 +119,7 @@ class AdapterCalls:
         while self._shared is not None and (name := self._shared.changing()) and _mentions(item, name):
             if time.monotonic() > deadline:
                 break
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(LOOK)
         if self.is_behind:
             await self.take_over()
 

@@ -24,7 +24,8 @@ from handler.serving.model import ServedAdapters
 
 log = logging.getLogger("handler.djl")
 
-_LOOK = 0.02  # seconds between attempts to lock the file
+LOOK = 0.02
+"""Seconds between looks at the lock of another worker."""
 
 
 class _Entry(NamedTuple):
@@ -106,9 +107,11 @@ class SharedAdapters:
                 await self.take_over()
                 yield
                 self._write(name)
-        except OSError as error:
-            self._last_read = None  # so that this worker forgets the change, too
-            raise ServingError(f"the workers cannot share the adapter {name}: {error.strerror or error}") from None
+        except BaseException as error:
+            self._last_read = None  # so that this worker forgets what it may have changed, too
+            if isinstance(error, OSError):
+                raise ServingError(f"the workers cannot share the adapter {name}: {error.strerror or error}") from None
+            raise
 
     async def take_over(self) -> None:
         """Make the adapters of this worker those of the document."""
@@ -118,6 +121,7 @@ class SharedAdapters:
         try:
             document = json.loads(self._document.read_bytes())
             entries = {name: _Entry(*fields) for name, fields in document["adapters"].items()}
+            next_number = int(document["next"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.error("cannot read the adapters of the other workers in %s: %s", self._document, error)
             return
@@ -125,16 +129,17 @@ class SharedAdapters:
         for name in [entry.adapter.name for entry in self._adapters.registry if entry.adapter.name not in entries]:
             with self._logged(name):
                 self._adapters.leave(name)
+        ids = {entry.adapter.name: entry.adapter.id for entry in self._adapters.registry}
         for name, entry in sorted(entries.items(), key=lambda item: item[1].number):
             known = self._known.get(name)
-            if known is None or not _is_same(known.entry, entry):
+            if known is None or not _is_same(known.entry, entry) or ids.get(name, known.id) != known.id:
                 with self._logged(name):
                     path = Path(entry.path)
                     taken = await self._adapters.take_over(name, path, number=entry.number, preload=entry.preload)
                     known = _Known(entry, taken.adapter.id)
             self._known[name] = _Known(entry, None if known is None else known.id)
         self._known = {name: known for name, known in self._known.items() if name in entries}
-        self._adapters.registry.next_number = max(self._adapters.registry.next_number, document["next"])
+        self._adapters.registry.next_number = max(self._adapters.registry.next_number, next_number)
 
     @contextlib.contextmanager
     def _logged(self, name: str) -> Iterator[None]:
@@ -185,7 +190,7 @@ class SharedAdapters:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:  # another worker's change
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(LOOK)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, name.encode(), 0)
             yield

@@ -323,14 +323,17 @@ def _listens(pid: int) -> bool:
     process = Path(f"/proc/{pid}")
     try:
         sockets = {os.readlink(file) for file in (process / "fd").iterdir()}
-        tables = [(process / "net" / name).read_text().splitlines()[1:] for name in ("tcp", "tcp6", "unix")]
-    except OSError:  # a process of another user, or one without IPv6
+        tcp, tcp6, unix = (_rows(process / "net" / name) for name in ("tcp", "tcp6", "unix"))
+    except OSError:  # a process of another user
         return True
-    *tcp, unix = tables
-    rows = [row.split() for row in [*tcp[0], *tcp[1]]]
-    listening = [row[9] for row in rows if row[3] == _LISTEN]
-    listening += [row[6] for row in map(str.split, unix) if int(row[3], 16) & _ACCEPTS]
+    listening = [row[9] for row in [*tcp, *tcp6] if row[3] == _LISTEN]
+    listening += [row[6] for row in unix if int(row[3], 16) & _ACCEPTS]
     return any(f"socket:[{inode}]" in sockets for inode in listening)
+
+
+def _rows(table: Path) -> list[list[str]]:
+    """Return the rows of a table of sockets. Without IPv6, its table is missing."""
+    return [row.split() for row in table.read_text().splitlines()[1:]] if table.exists() else []
 
 
 _PROGRAM = "djl_python_engine.py"  # of Java's worker processes

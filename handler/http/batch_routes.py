@@ -18,14 +18,13 @@ from starlette.types import Receive, Scope, Send
 from handler.core.errors import (
     InvalidPayload,
     NotFound,
-    Overloaded,
     ServingError,
     TooLarge,
     TooSlow,
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.fair_queue import FairQueue
+from handler.core.fair_queue import OwnerCounts
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.http.inference import (
     GIVEN_UP,
@@ -68,7 +67,7 @@ class StoreRoutes:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._waiting = FairQueue[None]()
+        self._waiting = OwnerCounts(_MAX_WAITING, f"{_MAX_WAITING} requests for files and batches are already waiting")
 
     def route(self, path: str, **handlers: Handle) -> Route:
         return Route(path, Endpoint(handlers, errors=self.errors))
@@ -93,14 +92,9 @@ class StoreRoutes:
         Raises:
             ServingError: the method failed, or too many calls are waiting, and the owner has its share of them.
         """
-        store, owner, call = self.store, owner_in(scope), object()
-        if not self._waiting.has_room(_MAX_WAITING, owner):
-            raise Overloaded(f"{_MAX_WAITING} requests for files and batches are already waiting")
-        self._waiting.put(call, None, owner)
-        try:
+        store = self.store
+        with self._waiting.one(owner_in(scope)):
             return await store.call(method, store, *arguments)
-        finally:
-            self._waiting.discard(call, owner)
 
     # -- the contents of files -----------------------------------------------------------------------------------
 

@@ -188,8 +188,9 @@ async def decode_short_body(scope: Scope, body: bytes, model: ServedModel) -> An
     Raises:
         ServingError: the body is not valid JSON or contains too much data, or there is not enough memory.
     """
-    with Share(model.admission.memory) as memory:
-        return await model.admission.decode(body, memory.set, owner_of(scope["headers_by_name"]))
+    owner = owner_of(scope["headers_by_name"])
+    with Share(model.admission.memory.of(owner)) as memory:
+        return await model.admission.decode(body, memory.set, owner)
 
 
 def declared_length(scope: Scope) -> int:

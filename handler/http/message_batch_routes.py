@@ -63,7 +63,7 @@ class MessageBatchRoutes(StoreRoutes):
         store = self.store
         async with self.new_file(scope, ANTHROPIC) as id:
             with create_file(store.path(id)) as file:
-                requests = _Requests(self._model, content_encoding(scope["headers_by_name"]), file)
+                requests = _Requests(self._model, owner_in(scope), content_encoding(scope["headers_by_name"]), file)
                 await self.receive(scope, receive, requests)
             rest = requests.end()
             await self.call(scope, BatchStore.keep, id, _INPUT)
@@ -117,6 +117,7 @@ class _Requests:
     """A body with requests, which are written as lines while the body arrives.
 
     Args:
+        owner: owner of the body, who holds the memory for its requests.
         encoding: the body's Content-Encoding, or "".
         file: file for the lines.
 
@@ -124,12 +125,12 @@ class _Requests:
         num_held: number of bytes that are held in memory.
     """
 
-    def __init__(self, model: ServedModel, encoding: str, file: BinaryIO) -> None:
+    def __init__(self, model: ServedModel, owner: str, encoding: str, file: BinaryIO) -> None:
         self._limit = model.config.batches_max_file_bytes
         self._file = file
         self._decoder = body_decoder(encoding, self._limit)
         self._splitter = RequestSplitter(model.config.max_request_size, model.config.batches_max_lines)
-        self._reader = RequestReader(functools.partial(_decode_request, model))
+        self._reader = RequestReader(functools.partial(_decode_request, model, owner))
         self.num_held = 0
 
     @property
@@ -155,14 +156,14 @@ class _Requests:
         return self._splitter.end()
 
 
-def _decode_request(model: ServedModel, request: bytes) -> Any:
+def _decode_request(model: ServedModel, owner: str, request: bytes) -> Any:
     """Decode a request. A large one is decoded in the queue for large bodies, which blocks the calling thread."""
     bodies = model.preprocessor.large_bodies
-    with Share(model.admission.memory) as memory:
+    with Share(model.admission.memory.of(owner)) as memory:
         memory.take(len(request) + max_decoded(request))
         if len(request) < LARGE:
             return bodies.read(request)[0]
-        return bodies.submit(len(request), functools.partial(bodies.read, request)).result()[0]
+        return bodies.submit(len(request), bodies.read, request, owner=owner).result()[0]
 
 
 def _shown(batch: OpenAiBatch) -> MessageBatch:

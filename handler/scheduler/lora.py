@@ -380,7 +380,8 @@ class AdapterRegistry:
         self.check()
         self._check_unchanging(name)
         entry = self.get(name)
-        del self._by_name[name], self._by_number[entry.number]
+        del self._by_name[name]
+        self._free_number(entry)
         self._leave(entry.adapter, None)
         log.info("adapter %s unregistered", name)
 
@@ -391,6 +392,11 @@ class AdapterRegistry:
         """
         adapter = Adapter(name, next(self._ids), str(path))
         then(self._enter(adapter, preload=preload, number=number))
+
+    def _free_number(self, entry: Registered) -> None:
+        """Forget the number of an adapter, unless one that was taken over has it now."""
+        if self._by_number.get(entry.number) is entry:
+            del self._by_number[entry.number]
 
     def _check_unchanging(self, name: str) -> None:
         if name in self._loading:
@@ -414,7 +420,7 @@ class AdapterRegistry:
             number = self.next_number if earlier is None else earlier.number
         self.next_number = max(self.next_number, number + 1)
         if earlier is not None:
-            del self._by_number[earlier.number]
+            self._free_number(earlier)
         entry = self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
         if earlier is not None:
             self._leave(earlier.adapter, adapter)

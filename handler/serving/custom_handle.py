@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable, serving_error
-from handler.core.fair_queue import FairQueue
+from handler.core.fair_queue import OwnerCounts
 from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.core.user_functions import Role
 from handler.engines import s3
@@ -359,19 +359,14 @@ class _SideBySide:
     """Runs a coroutine function on an event loop in a separate thread. A loop that hangs is replaced."""
 
     def __init__(self, handle: Handle, limit: float, room: int) -> None:
-        self._handle, self._limit, self._room = handle, limit, room
+        self._handle, self._limit = handle, limit
         self._loop = _loop_on_thread()
         self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # loops of streamed parts, by the parts' identity
-        self._calls = FairQueue[None]()  # calls that have not returned; a streamed response counts until its end
+        self._calls = OwnerCounts(room, f"the queue is full (job_queue_size={room})")  # a stream counts until its end
         self._watching: asyncio.Task[None] | None = None
 
     async def answer(self, item: Call, life: Life, owner: str = "") -> Result:
-        if not self._calls.has_room(self._room, owner):
-            raise Overloaded(f"the queue is full (job_queue_size={self._room})")
-        key = object()
-        self._calls.put(key, None, owner)
-        with contextlib.ExitStack() as held:
-            held.callback(self._calls.discard, key, owner)
+        with self._calls.one(owner) as held:
             (result,) = await self.call([item])
             if isinstance(result, Answer) and isinstance(result.parts, _Parts):
                 result.parts.held = held.pop_all()

@@ -85,8 +85,8 @@ class _OwnersQuota(Quota):
     """A quota as the requests of one owner see it."""
 
     def __init__(self, whole: Quota, owner: str) -> None:
-        super().__init__(whole.most, 0, 0, "")
-        self._whole, self._owner, self.lock = whole, owner, whole.lock
+        self.most, self.lock = whole.most, whole.lock
+        self._whole, self._owner = whole, owner
 
     def change_locked(self, before: int, after: int, *, large: bool | None = None, modest: bool = True) -> None:
         self._whole.change_of_owner(before, after, self._owner, large=large)

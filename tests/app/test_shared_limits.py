@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
 
 from handler.config.config import Config
 from handler.core.errors import Overloaded
-from handler.core.fair_queue import FairQueue
+from handler.core.fair_queue import FairQueue, OwnerCounts
+from handler.http import batch_routes, inference, message_batch_routes, stored_calls
 from handler.scheduler.batcher import OwnerQueues
 from handler.serving.admission import memory_quota
 from handler.serving.large_bodies import MAX_WAITING, LargeBodies
 from handler.serving.media.loader import MediaLoader, media_rules
-from handler.serving.quota import Share
+from handler.serving.quota import Quota, Share
 from handler.serving.request.gate import BatchGate
-from tests.app.server import serve
+from tests.app.server import BY_KEY, serve
 from tests.app.sockets.client import open_socket
 from tests.servers import LiveServer, options, wait_for
 
@@ -39,6 +43,15 @@ def in_queue(owner: str, queue: Any = None) -> None:
 def of_fair_queue() -> Take:
     queue = FairQueue[None]()
     return lambda owner: in_queue(owner, queue)
+
+
+def of_counts() -> Take:
+    counts, held = OwnerCounts(MOST, "full"), contextlib.ExitStack()
+
+    def take(owner: str) -> None:
+        held.enter_context(counts.one(owner))
+
+    return take
 
 
 def of_owner_queues() -> Take:
@@ -75,7 +88,7 @@ def of_media() -> Take:
     return lambda owner: vars(loader)["_waiting"].of(owner).change(0, 1)
 
 
-LIMITS = (of_fair_queue, of_owner_queues, of_gate, of_memory, of_large_bodies, of_media)
+LIMITS = (of_fair_queue, of_counts, of_owner_queues, of_gate, of_memory, of_large_bodies, of_media)
 
 
 def fill(take: Take, owner: str) -> int:
@@ -108,6 +121,32 @@ def test_large_bodies_count_by_owner() -> None:
         quota.of("ann").change(0, MAX_WAITING, large=True)
         done = bodies.submit(1, lambda: vars(quota)["_taken_by_owner"].copy(), owner="bob").result(30)
         assert done == {"ann": MAX_WAITING, "bob": 1}
+
+
+def test_all_memory_of_a_request_is_its_owners(tmp_path: Path) -> None:
+    found: list[Quota] = []
+
+    class Noted(Share):
+        def __init__(self, quota: Quota) -> None:
+            found.append(quota)
+            super().__init__(quota)
+
+    def post(path: str, body: Any) -> None:
+        found.clear()
+        response = httpx.post(f"{opened.url}{path}", json=body, headers={"authorization": "Bearer ann"}, timeout=30)
+        assert response.status_code in (200, 400), response.text
+        assert found, path
+        assert {type(quota).__name__ for quota in found} == {"_OwnersQuota"}, path
+
+    stores = options(f"option.batches_store={tmp_path}", "option.responses_store=memory")
+    places = (inference, message_batch_routes, batch_routes, stored_calls)
+    with contextlib.ExitStack() as patches, serve("--engine", "echo", *BY_KEY, *stores) as opened:
+        for place in places:
+            patches.enter_context(mock.patch.object(place, "Share", Noted))
+        message = {"custom_id": "a", "params": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}}
+        post("/v1/messages/batches", {"requests": [message]})
+        post("/v1/batches", {"input_file_id": "a", "endpoint": "/v1/completions", "completion_window": "24h"})
+        post("/v1/conversations", {"items": [{"role": "user", "content": "a"}]})
 
 
 # -- WebSockets --------------------------------------------------------------------------------------------------------

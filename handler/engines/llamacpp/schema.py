@@ -10,7 +10,6 @@ import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from handler.core.numbers import is_digits
 from handler.engines.structured_output.characters import choice_of, either
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.json_grammar import integers, numbers
@@ -23,6 +22,7 @@ from handler.engines.structured_output.keywords import (
     Types,
     is_idle,
     names_in,
+    target_of,
 )
 from handler.engines.structured_output.regex import regex_grammar
 
@@ -337,16 +337,10 @@ class SchemaGrammar:
         return self._references[path]
 
     def _target(self, path: Any) -> Any:
-        target = self._root
         if not isinstance(path, str) or not (path == "#" or path.startswith("#/")):
             raise ValueError(f"llama-server does not support the $ref {str(path)[:100]!r}")
-        for part in path[1:].split("/")[1:]:
-            if isinstance(target, list) and is_digits(part) and int(part) < len(target):
-                target = target[int(part)]
-            elif isinstance(target, dict) and part in target:
-                target = target[part]
-            else:
-                raise ValueError(f"the schema does not define the $ref {path[:100]!r}")
+        if (target := target_of(path, self._root)) is None:
+            raise ValueError(f"the schema does not define the $ref {path[:100]!r}")
         return target
 
 
@@ -410,15 +404,20 @@ def _count(schema: Mapping[str, Any], name: str) -> int | None:
 
 
 def _position(schema: Any, root: Any) -> str:
-    """Return where a subschema stands in the schema, for an error message; "" if it is the schema itself."""
+    """Return where a subschema stands in the schema, for an error message.
+
+    Returns:
+        "" if it is the schema itself, or if the same value, such as a number, stands in several places.
+    """
+    paths: list[str] = []
     waiting: list[tuple[Any, str]] = [(root, "")]
     while waiting:
         value, path = waiting.pop()
         if value is schema:
-            return f" (at {path.removeprefix('.')})" if path else ""
+            paths.append(path.removeprefix("."))
         members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         waiting += [(item, f"{path}.{key}" if isinstance(key, str) else f"{path}[{key}]") for key, item in members]
-    return ""
+    return f" (at {paths[0]})" if len(paths) == 1 and paths[0] else ""
 
 
 def _common(lists: Sequence[Sequence[Any]]) -> Sequence[Any]:

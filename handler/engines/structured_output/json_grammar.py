@@ -15,6 +15,7 @@ from typing import Any
 
 from handler.engines.structured_output.characters import choice_of, either, literal
 from handler.engines.structured_output.formats import FORMATS
+from handler.engines.structured_output.keywords import target_of
 from handler.engines.structured_output.regex import regex_grammar
 
 # Ranges of numbers are converted here, because GenAI's xgrammar accepts numbers outside a range. Exponents are not
@@ -349,11 +350,7 @@ class _Grammar:
         if not isinstance(path, str) or not path.startswith("#") or "~" in path or "%" in path:
             raise Unsupported
         if path not in self._references:
-            target = self._root
-            for part in path[1:].split("/")[1:]:
-                if not isinstance(target, dict) or part not in target:
-                    raise Unsupported
-                target = target[part]
+            target = target_of(path, self._root)
             name = self._references[path] = f"ref{len(self._references)}"
             self._rules.append(f"{name} ::= {self._expression(target)}")
         return self._references[path]

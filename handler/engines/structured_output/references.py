@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,9 @@ from handler.core.numbers import is_digits
 
 _DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by names, which may be those of keywords."""
 
 _MAX_COPIED = 1 << 18  # characters of definitions that may be copied for one schema
 _NONE = object()
@@ -32,7 +36,7 @@ def with_plain_references(root: Any) -> Any:
         return root
     if not copies.definitions:
         return root
-    return {**walked, "$defs": {**walked.get("$defs", {}), **copies.definitions}}
+    return {**walked, "$defs": {**_mapping(walked.get("$defs")), **copies.definitions}}
 
 
 class _Copies:
@@ -45,6 +49,9 @@ class _Copies:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._names: dict[str, str] = {}
+        taken = _mapping(root.get("$defs")) if isinstance(root, dict) else {}
+        names = map("definition{}".format, itertools.count())
+        self._free_names = (name for name in names if name not in taken)
         self._num_characters = 0
         self.definitions: dict[str, Any] = {}
 
@@ -59,6 +66,8 @@ class _Copies:
     def _member(self, name: str, value: Any) -> Any:
         if name == "$ref" and isinstance(value, str):
             return self._plain(value)
+        if name in _BY_NAME and isinstance(value, dict):
+            return {key: self.walked(schema) for key, schema in value.items()}
         return value if name in _DATA else self.walked(value)
 
     def _plain(self, reference: str) -> str:
@@ -71,12 +80,15 @@ class _Copies:
                 raise ValueError(
                     "the schema's references with escaped names or indices lead to too much; use plain ones"
                 )
-            taken = {*self._root.get("$defs", {}), *self.definitions}
-            name = next(name for number in range(len(taken) + 1) if (name := f"definition{number}") not in taken)
+            name = next(self._free_names)
             self._names[reference] = f"#/$defs/{name}"
             self.definitions[name] = True  # it may refer to itself
             self.definitions[name] = self.walked(target)
         return self._names[reference]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _resolved(reference: str, root: Any) -> tuple[Any, bool]:

@@ -84,21 +84,20 @@ class Optional(NamedTuple):
 
 
 class Only(NamedTuple):
-    """A field of the API that accepts only values without effect.
+    """A field of the API that must be missing or null.
 
     Attributes:
         reason: why other values are refused.
     """
 
     reason: str
-    neutral: tuple[Any, ...] = (None,)
 
     @property
     def shape(self) -> Shape:
-        return {"enum": [*self.neutral]}
+        return {"enum": [None]}
 
     def read(self, value: Any, at: Path, scope: Scope) -> None:
-        if value not in self.neutral:
+        if value is not None:
             raise at.refused(self.reason)
 
 

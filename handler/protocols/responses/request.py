@@ -391,7 +391,7 @@ class InputReader(TurnsReader):
         """Return a part of an agent's message, or words in place of one that only OpenAI can decrypt."""
         if not isinstance(part, dict) or part.get("type") != "encrypted_content":
             return part
-        self.unknown["input[].content[].encrypted_content"] = None
+        self.unknown[f"{self.field}[].content[].encrypted_content"] = None
         return {"type": "input_text", "text": "[encrypted]"}
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.tgi_version import TgiVersion
@@ -69,14 +69,6 @@ class TgiCompletions(_InTgi, OpenAiCompletions):
     )
 
 
-class TgiInvocations(NamedTuple):
-    """The dialects of a release of TGI: the one of prompts depends on the release."""
-
-    prompts: Tgi
-    chat: TgiChat = TgiChat()
-    completions: TgiCompletions = TgiCompletions()
-
-
-def tgi_invocations(version: TgiVersion) -> TgiInvocations:
-    """Return the dialects of /invocations in a release of TGI."""
-    return TgiInvocations(Tgi("tgi_invocations", array=True, full_text=True, version=version))
+def tgi_invocations(version: TgiVersion) -> tuple[Tgi, TgiChat, TgiCompletions]:
+    """Return the dialects of prompts, chats and completions on /invocations in a release of TGI."""
+    return Tgi("tgi_invocations", array=True, full_text=True, version=version), TgiChat(), TgiCompletions()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
-from handler.core.errors import InvalidPayload, Overloaded
-from handler.core.fair_queue import FairQueue
+from handler.core.errors import InvalidPayload
+from handler.core.fair_queue import OwnerCounts
 from handler.core.media import MEDIA, Medium, media_of
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
@@ -209,7 +209,8 @@ class Tokenizing:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._encoder = admission.preprocessor.encoder
-        self._tokenizing = FairQueue[None]()
+        words = f"too many requests are being tokenized: {MOST_TOKENIZING}"
+        self._tokenizing = OwnerCounts(MOST_TOKENIZING, words)
 
     def encode(self, encoding: Encoding) -> Wait:
         if encoding.take is not None:
@@ -226,18 +227,12 @@ class Tokenizing:
     async def _tokenize(self, encoding: Encoding) -> None:
         """Tokenize a prompt of any length for a request that needs no engine."""
         assert encoding.take is not None, "the request only tokenizes"
-        key, owner = id(encoding), encoding.owner
-        if not self._tokenizing.has_room(MOST_TOKENIZING, owner):  # media are not counted: they have their own limits
-            raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
-        self._tokenizing.put(key, None, owner)
-        try:
+        with self._tokenizing.one(encoding.owner):  # media are not counted: they have their own limits
             take = functools.partial(self._take, encoding.take)
             if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
                 take(encoding.request, encoding.media)
             else:
                 await self._on_thread(take, encoding)
-        finally:
-            self._tokenizing.discard(key, owner)
 
     def _on_thread(self, use: Callable[[Request, Sequence[Medium]], T], encoding: Encoding) -> asyncio.Future[T]:
         size = encoding.num_bytes + sum(len(medium.data) for medium in encoding.media)  # the media are copied

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack, suppress
 
-from handler.core.fair_queue import FairQueue, OwnerTurns
+import pytest
+
+from handler.core.errors import Overloaded
+from handler.core.fair_queue import FairQueue, OwnerCounts, OwnerTurns
 from handler.scheduler.batcher import OwnerQueues
 
 
@@ -134,3 +138,23 @@ def test_of_owners_with_as_much_the_one_whose_turn_is_last_loses_in_each_queue()
         fair.put("flow", number, owner)
         queues.add(number, 0, number, owner)
     assert queues.newest_of_largest("c") == fair.put("flow", 6, "c") == 5
+
+
+def test_operations_are_counted_for_as_long_as_they_run() -> None:
+    counts = OwnerCounts(4, "too many")
+    with ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(counts.one("a"))
+        with pytest.raises(Overloaded, match="too many"), counts.one("a"):
+            pass
+        with counts.one("b"), counts.one("b"), pytest.raises(Overloaded, match="too many"), counts.one("b"):
+            pass
+        with suppress(ZeroDivisionError), counts.one("b"):
+            raise ZeroDivisionError
+        with counts.one("b"), counts.one("b"), pytest.raises(Overloaded), counts.one("a"):
+            pass
+    with ExitStack() as held:
+        for _ in range(4):
+            held.enter_context(counts.one("a"))
+        with counts.one("b"), counts.one("c"):
+            pass

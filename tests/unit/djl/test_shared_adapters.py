@@ -143,6 +143,51 @@ def test_a_change_that_cannot_be_written_is_refused_and_forgotten(home: Path, mo
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("name", ["a", "first"])
+def test_a_change_that_is_given_up_after_it_was_made_is_forgotten(home: Path, name: str) -> None:
+    """As when the time of a call ends while the engine loads the adapter."""
+
+    async def give_up(one: Worker) -> None:
+        async with one.shared.change(name):
+            change = one.adapters.update if name in one.known() else one.adapters.register
+            await change(name, str(home / "other"), preload=False)
+            raise asyncio.CancelledError
+
+    async def run() -> None:
+        one, other = [await Worker(home).started() for _ in range(2)]
+        before = one.known()
+        with pytest.raises(asyncio.CancelledError):
+            await give_up(one)
+        assert one.known() != before
+        assert one.shared.is_behind
+        assert not other.shared.is_behind
+        await one.shared.take_over()
+        assert one.known() == other.known() == before
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_finds_fewer_adapters_beside_the_model_takes_over_all_numbers(home: Path) -> None:
+    write_adapter(home / "model" / "adapters" / "between")
+
+    async def run() -> None:
+        one = await Worker(home).started()
+        (home / "model" / "adapters" / "between").rename(home / "kept")
+        await one.update("between", home / "kept")
+        replacing = await Worker(home).started()
+        assert replacing.known() == one.known()
+        names = ("between", "first", "second")
+        for number, name in enumerate(names, 1):
+            adapter = replacing.registry.by_number(number)
+            assert adapter is not None
+            assert adapter.name == name
+        for name in names:
+            await replacing.unregister(name)
+        assert replacing.known() == {}
+
+    asyncio.run(run())
+
+
 def raising(error: Exception) -> object:
     def fail(*arguments: object) -> None:
         raise error
@@ -175,7 +220,11 @@ def test_an_adapter_whose_code_this_worker_cannot_load_is_unknown_to_it_alone(
     assert "cannot take over a change of the adapter a: " in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"adapters": {"a": 1}}', '{"adapters": {"a": ["/x", 1]}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"adapters": {"a": 1}}', '{"adapters": {"a": ["/x", 1]}}', '{"adapters": {}}',
+     '{"adapters": {}, "next": "x"}', '{"adapters": {}, "next": null}'],
+)  # fmt: skip
 def test_a_damaged_document_changes_nothing(home: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         one = await Worker(home).started()

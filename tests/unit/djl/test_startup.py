@@ -428,6 +428,11 @@ def test_a_start_that_java_would_not_end_is_ended(
     assert not ended("yes", "djl_python_engine.py")
     assert not ended("", "another_program.py")
 
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path.name != "tcp6" and exists(path))  # without IPv6
+    assert ended("", "djl_python_engine.py")
+    assert not ended("yes", "djl_python_engine.py")
+
 
 def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that Java starts in place of a killed one finds those of the same DJL Serving."""

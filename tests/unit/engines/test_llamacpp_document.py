@@ -139,6 +139,14 @@ def test_a_wrong_value_is_refused_by_its_keyword_and_place(schema: Any, words: s
         assert "(at" in str(caught.value) or not place
 
 
+@pytest.mark.parametrize("wrong", [5, None, False])
+def test_a_place_is_named_only_if_it_is_certain(wrong: Any) -> None:
+    """Equal numbers are one object in Python."""
+    properties = {"b": {"type": "array", "items": wrong, "prefixItems": [wrong]}, "a": {"const": wrong}}
+    with pytest.raises(ValueError, match=r"\A(?!.* \(at properties\.a)"):
+        grammar(StructuredOutput("json_schema", json.dumps({"type": "object", "properties": properties})))
+
+
 def test_a_whole_number_may_have_a_point() -> None:
     for name, kind in (("minLength", "string"), ("maxLength", "string"), ("minItems", "array"), ("maxItems", "array")):
         point, whole = (schema_grammar({"type": kind, name: value}).text for value in (2.0, 2))

@@ -51,6 +51,39 @@ def test_a_reference_becomes_one_of_plain_names(schema: Any, constant: Any) -> N
     assert with_plain_references(plain) == plain
 
 
+@pytest.mark.parametrize("container", ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
+def test_names_of_schemas_may_be_those_of_keywords(container: str) -> None:
+    named = {name: {"$ref": "#/not/properties/a~1b"} for name in ("default", "enum", "const", "examples", "$ref")}
+    plain = with_plain_references({"not": {"properties": {"a/b": {"const": 4}}}, container: named})
+    assert [plain[container][name] for name in named] == [{"$ref": "#/$defs/definition0"}] * len(named)
+
+
+@pytest.mark.parametrize("definitions", [None, [], [{"const": 5}], 3, "text", True])
+def test_definitions_that_are_no_object_do_not_matter(definitions: Any) -> None:
+    schema = {"$defs": definitions, "not": {"a/b": {"const": 5}}, "anyOf": [{"$ref": "#/not/a~1b"}]}
+    plain = with_plain_references(schema)
+    assert plain["$defs"] == {"definition0": {"const": 5}}
+    assert plain["anyOf"] == [{"$ref": "#/$defs/definition0"}]
+
+
+def test_many_references_take_little_work() -> None:
+    """Each name is tried once, however many are taken."""
+    tried: list[str] = []
+
+    class Taken(dict[str, Any]):
+        def __contains__(self, name: object) -> bool:
+            tried.append(str(name))
+            return super().__contains__(name)
+
+    number = 300
+    definitions = Taken({f"x/{index}": True for index in range(number)} | {"definition3": {}})
+    schema = {"$defs": definitions, "anyOf": [{"$ref": f"#/$defs/x~1{index}"} for index in range(number)]}
+    plain = with_plain_references(schema)
+    assert len(plain["$defs"]) == 2 * number + 1
+    assert plain["$defs"]["definition3"] == {}
+    assert sum(name.startswith("definition") for name in tried) == number + 1
+
+
 def test_what_refers_to_itself_stays_finite_and_data_stays_as_it_is() -> None:
     tree = {"type": "object", "properties": {"child": {"$ref": "#/$defs/a~1b"}}}
     schema = {"$defs": {"a/b": tree}, "$ref": "#/$defs/a~1b", "default": {"$ref": "#/$defs/a~1b"}}

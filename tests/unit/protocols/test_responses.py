@@ -13,6 +13,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Delta, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
+from handler.protocols.responses.conversations import read_items
 from handler.protocols.responses.request import read_wanted, with_ids
 from handler.serving.encoder import check_structured_output
 from tests.one_test import in_one_test
@@ -153,6 +154,8 @@ def test_messages_between_agents_are_shown() -> None:
         parsed = parse({"input": [{**said, "content": content}]})
         assert text in parsed.requests[0].messages[0]["content"]
         assert parsed.ignored == ["input[].content[].encrypted_content"]
+        added = read_items({"items": [{**said, "content": content}]}, HERMES, "", {}, required=True)
+        assert added.ignored == ["items[].content[].encrypted_content"]
 
 
 @in_one_test(
