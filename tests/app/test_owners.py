@@ -138,8 +138,18 @@ NAMED_ANN, NAMED_BOB = (
         (USER, NAMED_ANN, NAMED_BOB),
         ((*USER, "--api-key", "one"), NAMED_ANN, NAMED_BOB),
         ((*USER, "--api-key", "one"), NAMED_ANN, {"authorization": "Bearer one"}),
+        ((*USER, "--api-key", "one", "--api-key", "two"), NAMED_ANN, {**NAMED_ANN, "authorization": "Bearer two"}),
     ],
-    ids=["key of a gateway", "its other header", "keys", "names", "names beside a key", "names and keys", "no name"],
+    ids=[
+        "key of a gateway",
+        "its other header",
+        "keys",
+        "names",
+        "names beside a key",
+        "names and keys",
+        "no name",
+        "a name with two keys",
+    ],
 )
 def test_each_owner_finds_only_its_own(tmp_path: Path, settings: tuple[str, ...], ann: Headers, bob: Headers) -> None:
     with serve(*stores(tmp_path), *settings) as server:

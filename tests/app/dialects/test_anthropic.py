@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.server import impatient, serve
+from tests.app.server import BY_KEY, impatient, serve
 from tests.app.serving.test_between_calls import Stepped
 from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options
@@ -214,7 +214,7 @@ TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"ci
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", "-o", "option.responses_store=memory") as server:
+    with serve("--engine", "echo", "-o", "option.responses_store=memory", *BY_KEY) as server:
         yield server
 
 
