@@ -85,7 +85,7 @@ class Sockets:
         """Close the newest WebSocket of the owner that has more of them than others, if this one exceeds the limit."""
         removed = self._sockets.put(id(socket), socket, owner)
         if removed is not None:
-            reason = "another API key needs this connection (option.websockets_max)"
+            reason = "another client needs this connection (option.websockets_max)"
             asyncio.get_running_loop().call_soon(removed.close, CloseCode.TRY_AGAIN_LATER, reason)  # it is served then
 
     async def _open(self, scope: Scope, *, compresses: bool) -> Socket:
