@@ -117,7 +117,12 @@ def engines() -> Iterator[None]:
 
 
 class _Fork:
-    """In place of a `subprocess.Popen` that runs a function with the number of an open socket."""
+    """In place of a `subprocess.Popen` that runs a function with the number of an open socket.
+
+    Its output is not captured.
+    """
+
+    stdout = stderr = None
 
     def __init__(
         self,
