@@ -133,7 +133,9 @@ class Scripted:
     @contextlib.contextmanager
     def _counted(self, reply: Reply) -> Iterator[None]:
         self.running += bool(reply.made)
-        if self.running and self.breaks("ping.connection"):
+        if (
+            self.running and reply.events is not None and self.breaks("ping.connection")
+        ):  # not in a probe's whole answer
             self._close()
         try:
             yield
