@@ -135,10 +135,13 @@ def test_all_sampling_parameters_are_taken(text_generation: Driver, tgi_url: str
     assert answer["details"]["seed"] == 1
 
 
-def test_a_penalty_that_the_engine_lacks_is_refused_by_name(text_generation: Driver, tgi_url: str) -> None:
-    outcome = text_generation.call("generate", tgi_url, PARIS, max_new_tokens=3, frequency_penalty=0.1)
+def test_penalties_that_exclude_each_other_are_refused_by_name(text_generation: Driver, tgi_url: str) -> None:
+    answer = text_generation.generate(tgi_url, PARIS, max_new_tokens=3, frequency_penalty=0.1)
+    assert answer["generated_text"].startswith(" Paris")
+    both = {"frequency_penalty": 0.1, "repetition_penalty": 1.1}
+    outcome = text_generation.call("generate", tgi_url, PARIS, max_new_tokens=3, **both)
     assert outcome.error == "text_generation.errors.ValidationError"
-    assert "parameters.frequency_penalty=0.1: the engine openvino does not support it" in outcome.message
+    assert "cannot be combined with repetition_penalty on OpenVINO" in outcome.message
 
 
 def test_best_of_brings_the_other_sequences_for_text_generation(text_generation: Driver, tgi_url: str) -> None:
