@@ -138,8 +138,13 @@ def test_a_message_waits_for_the_answer(chat: Chat) -> None:
     assert len(chat.bodies) == 2
 
 
-def test_tokens_are_shown_on_demand(chat: Chat) -> None:
-    page = chat.page
+def test_tokens_are_shown_on_demand(echo_server: LiveServer, open_page: Open) -> None:
+    page = open_page(echo_server)
+    told = {"id": "model", "parent": None, "supported_parameters": ["top_logprobs"]}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [told]}))
+    page.reload()
+    chat = Chat(page)
+    until(page, "document.querySelector('#p-temperature').parentElement.hidden")
     page.fill("#p-top_logprobs", "2")
     chat.ask("one")
     assert chat.bodies[0]["logprobs"] is True

@@ -579,10 +579,13 @@ def test_fields_that_the_engine_refuses_are_not_offered(echo_server: LiveServer,
     page = open_page(echo_server)
     served = ["max_tokens", "temperature", "top_p", "seed", "frequency_penalty", "stop"]
     told = {"id": "model", "parent": None, "input_modalities": ["text"], "supported_parameters": served}
+    ready(page)
+    page.evaluate("document.querySelector('#p-top_logprobs').value = '5'")
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": [told]}))
-    page.reload()
+    page.evaluate("dispatchEvent(new Event('focus'))")
     chat = Chat(page)
     until(page, "document.querySelector('#p-presence_penalty').parentElement.hidden")
+    assert page.input_value("#p-top_logprobs") == "1"
     assert not page.evaluate("document.querySelector('#p-frequency_penalty').parentElement.hidden")
     assert page.get_attribute("#p-top_logprobs", "max") == "1", "every engine gives the chosen token's probability"
     page.select_option("#p-preset", "Creative")

@@ -59,7 +59,9 @@ let unserved = new Set(); // fields that the engine refuses
 /** Hide the fields that the engine refuses. Every engine gives the probability of the chosen token, which 0 and 1 ask for. */
 export function offer(served) {
   unserved = new Set(served ? Object.keys(FIELDS).filter((name) => !served.includes(name)) : []);
-  $("p-top_logprobs").max = unserved.delete("top_logprobs") ? 1 : 20;
+  const tops = $("p-top_logprobs");
+  tops.max = unserved.delete("top_logprobs") ? 1 : 20;
+  if (Number(tops.value) > Number(tops.max)) tops.value = tops.max; // kept from another engine
   const preset = $("p-preset").value;
   for (const name of Object.keys(FIELDS)) {
     $(`p-${name}`).parentElement.hidden = unserved.has(name);
