@@ -142,7 +142,7 @@ class OwnerCounts:
         self._limit, self._words = limit, words
         self._numbers = Counter[Hashable]()
 
-    def one(self, owner: Hashable) -> contextlib.ExitStack:
+    def hold(self, owner: Hashable) -> contextlib.ExitStack:
         """Count an operation of an owner until the returned context ends.
 
         Raises:

@@ -93,7 +93,7 @@ class StoreRoutes:
             ServingError: the method failed, or too many calls are waiting, and the owner has its share of them.
         """
         store = self.store
-        with self._waiting.one(owner_in(scope)):
+        with self._waiting.hold(owner_in(scope)):
             return await store.call(method, store, *arguments)
 
     # -- the contents of files -----------------------------------------------------------------------------------

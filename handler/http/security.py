@@ -237,8 +237,8 @@ class ApiKeys:
         scope["headers"] = _without_keys(scope["headers"])
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys.values()):
-            named = unchecked_owner(names, self._owner_header)
-            headers[OWNER] = owner_by_key(f"{owner} {named}") if named else owner
+            client = unchecked_owner(names, self._owner_header)
+            headers[OWNER] = owner_by_key(f"{owner} {client}") if client else owner
         return bool(owner) or (method, scope["path"]) in self._open
 
     def _names(self, scope: Scope) -> dict[str, str]:

@@ -366,7 +366,7 @@ class _SideBySide:
         self._watching: asyncio.Task[None] | None = None
 
     async def answer(self, item: Call, life: Life, owner: str = "") -> Result:
-        with self._calls.one(owner) as held:
+        with self._calls.hold(owner) as held:
             (result,) = await self.call([item])
             if isinstance(result, Answer) and isinstance(result.parts, _Parts):
                 result.parts.held = held.pop_all()

@@ -12,7 +12,7 @@ class Quota:
     """An amount that all requests share, for example of memory. Thread-safe.
 
     Args:
-        most: total amount.
+        total: total amount.
         spare: additional amount for requests of up to `small`, so that large requests cannot block them. An
             owner that holds much leaves half of it to others (see `of`).
         small: maximum amount of a small request.
@@ -21,8 +21,8 @@ class Quota:
             amount remains reserved for small requests. With the default, this never applies.
     """
 
-    def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
-        self.most, self._beside = most, beside
+    def __init__(self, total: int, spare: int, small: int, words: str, beside: int = -1) -> None:
+        self.most, self._beside = total, beside
         self._spare, self._small, self._words = spare, small, words
         self.lock = threading.RLock()  # the garbage collector may give back a share while this thread takes one
         self.taken = 0

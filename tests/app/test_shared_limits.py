@@ -49,7 +49,7 @@ def of_counts() -> Take:
     counts, held = OwnerCounts(MOST, "full"), contextlib.ExitStack()
 
     def take(owner: str) -> None:
-        held.enter_context(counts.one(owner))
+        held.enter_context(counts.hold(owner))
 
     return take
 

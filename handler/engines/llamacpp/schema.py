@@ -407,7 +407,7 @@ def _position(schema: Any, root: Any) -> str:
     """Return where a subschema stands in the schema, for an error message.
 
     Returns:
-        "" if it is the schema itself, or if the same value, such as a number, stands in several places.
+        "" if it is the schema itself, or if the same value, such as a number, occurs several times.
     """
     paths: list[str] = []
     waiting: list[tuple[Any, str]] = [(root, "")]

@@ -24,7 +24,7 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Question, named
+from handler.protocols.decisions.values import Kind, Option, Question, option_name
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_url
@@ -33,12 +33,12 @@ from handler.protocols.kernel.objects import (
     Declaration,
     ListOf,
     Obj,
-    OneOf,
     Only,
     Optional,
     Placed,
     Scope,
     TextOr,
+    Variant,
     among,
     leaf,
 )
@@ -141,11 +141,11 @@ _PARTS = {
 
 
 def _content(*kinds: str) -> TextOr:
-    parts = OneOf("type", {kind: _PARTS[kind] for kind in kinds}, f"the type must be {' or '.join(kinds)}")
+    parts = Variant("type", {kind: _PARTS[kind] for kind in kinds}, f"the type must be {' or '.join(kinds)}")
     return TextOr(ListOf(parts, "parts", MAX_PARTS))
 
 
-_ASKED = _content("input_text", "input_image", "input_json")
+_INSTRUCTIONS = _content("input_text", "input_image", "input_json")
 
 
 def _text_in(content: str | Sequence[Mapping[str, Any]], media: list[MediaSource]) -> str:
@@ -174,10 +174,10 @@ def _message(*parts: str, phase: Declaration = _NO_PHASE) -> Obj:
 
 INPUT = TextOr(
     ListOf(
-        OneOf(
+        Variant(
             "type",
             {
-                "message": OneOf(
+                "message": Variant(
                     "role",
                     {
                         "user": _message("input_text", "input_image", "input_json"),
@@ -250,7 +250,7 @@ _DESCRIPTION = Optional(_STRING)
 def _read_value(value: Any) -> str | bool:
     if not isinstance(value, str | bool):
         raise ValueError("must be a string or a boolean")
-    return named(value) if isinstance(value, str) else value
+    return option_name(value) if isinstance(value, str) else value
 
 
 def _option(name: str, reader: Callable[[Any], Any], shape: Shape) -> Obj:
@@ -266,7 +266,7 @@ _OPTION_LISTS: Mapping[str, Mapping[str, Declaration]] = {
     "choice": {
         "choices": ListOf(_option("value", _read_value, {"anyOf": [TEXT, FLAG]}), "objects", CHOICES[1], CHOICES[0])
     },
-    "score": {"levels": ListOf(_option("label", named, TEXT), "objects", LEVELS[1], LEVELS[0])},
+    "score": {"levels": ListOf(_option("label", option_name, TEXT), "objects", LEVELS[1], LEVELS[0])},
 }
 """Maps the type of a question to the fields that only this type has."""
 
@@ -280,13 +280,13 @@ def _read_name(value: Any) -> str:
 def _question(kind: str) -> Obj:
     names = ["type", "name", "instructions", *_OPTION_LISTS[kind]]
     return Obj(
-        {"name": Optional(leaf(_read_name, **TEXT)), "instructions": _ASKED, **_OPTION_LISTS[kind]},
+        {"name": Optional(leaf(_read_name, **TEXT)), "instructions": _INSTRUCTIONS, **_OPTION_LISTS[kind]},
         extra=f"is not a field of the question type {kind}; use {', '.join(names[:-1])} and {names[-1]}",
     )
 
 
 QUESTIONS = ListOf(
-    OneOf(
+    Variant(
         "type", {kind: _question(kind) for kind in _OPTION_LISTS}, "must be an object with 'type' and 'instructions'"
     ),
     "questions",

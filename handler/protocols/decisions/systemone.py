@@ -28,12 +28,12 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Question, named
+from handler.protocols.decisions.values import Kind, Option, Question, option_name
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_base64, read_url
-from handler.protocols.kernel.objects import Declaration, Leaf, ListOf, MapOf, Obj, OneOf, Optional, Scope, leaf
+from handler.protocols.kernel.objects import Declaration, Leaf, ListOf, MapOf, Obj, Optional, Scope, Variant, leaf
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
 from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import show, string, unread
@@ -96,14 +96,14 @@ _CRITERIA: Mapping[str, Declaration] = {
         "options",
         MAX_OPTIONS,
         "must be an object that maps the name of each option to its description or null",
-        named,
+        option_name,
     ),
     "score": ListOf(leaf(_read_level, type=["string", "object", "array"]), "levels", MAX_LEVELS, 1),
 }
 _INSTRUCTIONS = leaf(_read_instructions, type=["string", "object", "array", "null"])
 
 QUESTIONS = MapOf(
-    OneOf(
+    Variant(
         "type",
         {
             kind: Obj(

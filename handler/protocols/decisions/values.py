@@ -20,7 +20,7 @@ class Kind(str, Enum):
     SCORE = "score"
 
 
-def named(value: Any) -> str:
+def option_name(value: Any) -> str:
     """Read the name of an option, which is part of a line of the prompt."""
     name = string(value)
     if not name.strip():

@@ -3,8 +3,9 @@
 A declaration says what is read (`read`), which names an object has, and what the API document shows (`shape`).
 The leaves are the readers of `readers.py`, which raise ValueError with the reason. An error is a path and a reason.
 
-    ITEM = OneOf("type", {"message": Obj({"role": leaf(string), "content": CONTENT, "id": IGNORED})}, default="message")
-    items = ListOf(ITEM, "items", most=100).read(body["input"], Path(("input",)), Scope(context, unknown))
+    MESSAGE = Obj({"role": leaf(string), "content": CONTENT, "id": IGNORED})
+    ITEM = Variant("type", {"message": MESSAGE}, default="message")
+    items = ListOf(ITEM, "items", maximum=100).read(body["input"], Path(("input",)), Scope(context, unknown))
 """
 
 from __future__ import annotations
@@ -127,26 +128,26 @@ class ListOf(NamedTuple):
 
     item: Declaration
     noun: str
-    most: int
-    least: int = 0
+    maximum: int
+    minimum: int = 0
 
     @property
     def shape(self) -> Shape:
-        return listing(self.item.shape, maxItems=self.most, minItems=self.least)
+        return listing(self.item.shape, maxItems=self.maximum, minItems=self.minimum)
 
     @property
     def _form(self) -> str:
-        if self.least > 1:
-            return f"a list of {self.least} to {self.most} {self.noun}"
-        return f"a {'non-empty ' if self.least else ''}list of {self.noun}"
+        if self.minimum > 1:
+            return f"a list of {self.minimum} to {self.maximum} {self.noun}"
+        return f"a {'non-empty ' if self.minimum else ''}list of {self.noun}"
 
     def read(self, value: Any, at: Path, scope: Scope) -> list[Any]:
-        if not isinstance(value, list) or (self.least == 1 and not value):
+        if not isinstance(value, list) or (self.minimum == 1 and not value):
             raise at.refused(f"must be {self._form}")
-        if self.least > 1 and not self.least <= len(value) <= self.most:
+        if self.minimum > 1 and not self.minimum <= len(value) <= self.maximum:
             raise at.refused(f"has {len(value)} {self.noun}; must be {self._form}")
-        if len(value) > self.most:
-            raise at.refused(f"has {len(value)} {self.noun}; the maximum is {self.most}")
+        if len(value) > self.maximum:
+            raise at.refused(f"has {len(value)} {self.noun}; the maximum is {self.maximum}")
         return [self.item.read(item, at.at(index), scope) for index, item in enumerate(value)]
 
 
@@ -162,7 +163,7 @@ class MapOf(NamedTuple):
 
     item: Declaration
     noun: str
-    most: int
+    maximum: int
     must: str
     name: Callable[[str], Any]
     empty: str = ""
@@ -172,7 +173,7 @@ class MapOf(NamedTuple):
         return {
             "type": "object",
             "minProperties": 1,
-            "maxProperties": self.most,
+            "maxProperties": self.maximum,
             "additionalProperties": self.item.shape,
         }
 
@@ -181,8 +182,8 @@ class MapOf(NamedTuple):
             raise at.refused(self.must)
         if not value:
             raise at.refused(self.empty or self.must)
-        if len(value) > self.most:
-            raise at.refused(f"has {len(value)} {self.noun}; the maximum is {self.most}")
+        if len(value) > self.maximum:
+            raise at.refused(f"has {len(value)} {self.noun}; the maximum is {self.maximum}")
         for name in value:
             Leaf(self.name, {}).read(name, at.at(name), scope)
         return {name: self.item.read(item, at.at(name), scope) for name, item in value.items()}
@@ -248,7 +249,7 @@ def _allows_null(shape: Shape) -> bool:
     return "null" in ([kind] if isinstance(kind, str) else kind) or None in shape.get("enum", ())
 
 
-class OneOf:
+class Variant:
     """An object whose fields depend on the value of one of them.
 
     Args:
@@ -262,7 +263,7 @@ class OneOf:
     def __init__(
         self,
         tag: str,
-        kinds: Mapping[str, Obj | OneOf],
+        kinds: Mapping[str, Obj | Variant],
         must: str = "must be an object",
         *,
         default: str = "",
@@ -282,9 +283,9 @@ class OneOf:
     def shape(self) -> Shape:
         return {"anyOf": [known.shape for known in self._kinds.values()]}
 
-    def with_field(self, name: str, field: Declaration) -> OneOf:
+    def with_field(self, name: str, field: Declaration) -> Variant:
         kinds = {kind: known.with_field(name, field) for kind, known in self._kinds.items()}
-        return OneOf(self._tag, kinds, self._must, default=self._default, refused=self._refused)
+        return Variant(self._tag, kinds, self._must, default=self._default, refused=self._refused)
 
     def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
         """Return the values of the fields by name, that of the tag among them."""

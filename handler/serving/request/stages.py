@@ -227,7 +227,7 @@ class Tokenizing:
     async def _tokenize(self, encoding: Encoding) -> None:
         """Tokenize a prompt of any length for a request that needs no engine."""
         assert encoding.take is not None, "the request only tokenizes"
-        with self._tokenizing.one(encoding.owner):  # media are not counted: they have their own limits
+        with self._tokenizing.hold(encoding.owner):  # media are not counted: they have their own limits
             take = functools.partial(self._take, encoding.take)
             if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
                 take(encoding.request, encoding.media)

@@ -144,17 +144,17 @@ def test_operations_are_counted_for_as_long_as_they_run() -> None:
     counts = OwnerCounts(4, "too many")
     with ExitStack() as held:
         for _ in range(4):
-            held.enter_context(counts.one("a"))
-        with pytest.raises(Overloaded, match="too many"), counts.one("a"):
+            held.enter_context(counts.hold("a"))
+        with pytest.raises(Overloaded, match="too many"), counts.hold("a"):
             pass
-        with counts.one("b"), counts.one("b"), pytest.raises(Overloaded, match="too many"), counts.one("b"):
+        with counts.hold("b"), counts.hold("b"), pytest.raises(Overloaded, match="too many"), counts.hold("b"):
             pass
-        with suppress(ZeroDivisionError), counts.one("b"):
+        with suppress(ZeroDivisionError), counts.hold("b"):
             raise ZeroDivisionError
-        with counts.one("b"), counts.one("b"), pytest.raises(Overloaded), counts.one("a"):
+        with counts.hold("b"), counts.hold("b"), pytest.raises(Overloaded), counts.hold("a"):
             pass
     with ExitStack() as held:
         for _ in range(4):
-            held.enter_context(counts.one("a"))
-        with counts.one("b"), counts.one("c"):
+            held.enter_context(counts.hold("a"))
+        with counts.hold("b"), counts.hold("c"):
             pass

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from handler.core.errors import InvalidPayload
 from handler.protocols.decisions import openai, systemone
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.objects import Declaration, ListOf, Obj, OneOf, Scope, among, leaf
+from handler.protocols.kernel.objects import Declaration, ListOf, Obj, Scope, Variant, among, leaf
 from handler.protocols.kernel.path import InvalidField, Path
 from handler.protocols.kernel.readers import string
 
@@ -92,7 +92,7 @@ def test_what_is_read_fits_the_document_and_what_is_not_is_told(declared: Declar
 
 def test_a_kind_is_chosen_by_its_tag() -> None:
     kinds = {"a": Obj({"x": leaf(string)}), "b": Obj({"y": among("c", "d", None)}, extra="is no field; use y")}
-    declared = ListOf(OneOf("type", kinds, default="a", refused={"e": "not here"}), "things", most=3, least=1)
+    declared = ListOf(Variant("type", kinds, default="a", refused={"e": "not here"}), "things", maximum=3, minimum=1)
     scope = Scope(CONTEXT, {})
 
     def read(*items: Any) -> Any:

@@ -416,10 +416,10 @@ class CallParser(CallOutput):
         Raises:
             BrokenCall: none of the markers follows.
         """
-        mark = yield from self.take(*marks)
-        if not mark:
+        marker = yield from self.take(*marks)
+        if not marker:
             raise BrokenCall
-        return mark
+        return marker
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Consume and return the text that matches a pattern, once the next character shows where the match ends.
@@ -579,14 +579,16 @@ class CallParser(CallOutput):
 
         Whole markers, such as the end of a call before the end of all calls, may precede the incomplete one.
         """
-        named = [getattr(self, name, "") for name in _MARKS]
+        others = [getattr(self, name, "") for name in _MARKS]
         between = getattr(self, "between", ())
-        marks = (*self.begins, *between, *self.within, *named)
-        marks = tuple(mark for mark in marks if isinstance(mark, str) and mark)
-        start, whole = text.strip(), any_of(marks)
-        while start and (match := whole.match(start)):
+        known = (*self.begins, *between, *self.within, *others)
+        markers = tuple(marker for marker in known if isinstance(marker, str) and marker)
+        start, whole = text.strip(), any_of(markers)
+        while not any(marker.startswith(start) for marker in markers):
+            if (match := whole.match(start)) is None:
+                return False
             start = start[match.end() :].lstrip()
-        return bool(text.strip()) and any(mark.startswith(start) for mark in marks)
+        return bool(text.strip())
 
 
 @functools.lru_cache(maxsize=256)
@@ -625,12 +627,12 @@ class ArgumentsText:
             return None
         ends, quoted = [], False
         for match in _BRACKETS.finditer(text):
-            sign = match[0]
-            if sign == '"':
+            character = match[0]
+            if character == '"':
                 quoted = not quoted
-            elif not quoted and sign in "{[":
-                ends.append(_ENDS[sign])
-            elif not quoted and sign in "}]" and (not ends or ends.pop() != sign):
+            elif not quoted and character in "{[":
+                ends.append(_ENDS[character])
+            elif not quoted and character in "}]" and (not ends or ends.pop() != character):
                 return None
         closing = '"' * quoted + "".join(reversed(ends)) if text else "{}"
         return closing if is_object(text + closing) else None

@@ -140,10 +140,10 @@ class JsonCalls(CallParser):
         """
         if (members := _members(text)) is None:
             return None
-        name, given = members.pop(self.name_key, None), [key for key in self.arguments_keys if key in members]
-        if not isinstance(name, str) or len(given) > 1 or not (given or self.marked):
+        name, keys = members.pop(self.name_key, None), [key for key in self.arguments_keys if key in members]
+        if not isinstance(name, str) or len(keys) > 1 or not (keys or self.marked):
             return None
-        value = members.pop(given[0]) if given else None
+        value = members.pop(keys[0]) if keys else None
         written = value if isinstance(value, str) else dumps({} if value is None else value)
         others = _others(members)
         if not name or _SURROGATE.search(name) or (others and written in ("", "{}")):

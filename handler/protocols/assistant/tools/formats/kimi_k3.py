@@ -79,10 +79,12 @@ class KimiK3(OpenValues, SectionedCalls):
             BrokenCall: the text is not only attributes with these names.
         """
         text, _ = yield from self.until(SEPARATOR)
-        found = {match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)}
-        if names[0] not in found or not found.keys() <= {*names} or _ATTRIBUTE.sub("", text).strip():
+        attributes = {
+            match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)
+        }
+        if names[0] not in attributes or not attributes.keys() <= {*names} or _ATTRIBUTE.sub("", text).strip():
             raise BrokenCall
-        return found
+        return attributes
 
 
 _TYPES = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}

@@ -55,18 +55,18 @@ class PythonicCalls(CallParser):
 
     def list(self) -> Steps[None]:
         """Read the tool calls in a list, up to its end. The opening bracket has already been consumed."""
-        sign, count = ",", self.count
-        while sign == "," and (yield from self.skip()) != "]":
+        character, count = ",", self.count
+        while character == "," and (yield from self.skip()) != "]":
             yield from self.call()
-            sign, comment = (yield from self.ahead()), ""
-            if sign == "#":
+            character, comment = (yield from self.ahead()), ""
+            if character == "#":
                 comment, _ = yield from self.until("\n")
-                sign = yield from self.ahead()
-            if sign not in ",]":
+                character = yield from self.ahead()
+            if character not in ",]":
                 raise BrokenCall
             self.end_call()
             self.show(comment)
-            if sign == ",":
+            if character == ",":
                 self.advance(1)
         if self.count == count:
             raise BrokenCall
@@ -92,16 +92,16 @@ class PythonicCalls(CallParser):
         Args:
             ends: the closing brackets of the call and of all open containers. The innermost bracket is the last.
         """
-        sign = yield from self.skip()
-        if sign == "[" and len(ends) <= _DEPTH + 1:
+        character = yield from self.skip()
+        if character == "[" and len(ends) <= _DEPTH + 1:
             self.advance(1)
             self.write("[")
             if (yield from self.skip()) != "]":
                 yield from self._value(ends + "]")
             yield from self._items(ends + "]")
-        elif sign in _ENDS and len(ends) <= _DEPTH + 1:
-            yield from self._group(ends + _ENDS[sign])
-        elif sign in "\"'":
+        elif character in _ENDS and len(ends) <= _DEPTH + 1:
+            yield from self._group(ends + _ENDS[character])
+        elif character in "\"'":
             yield from self._strings("", ends)
         else:
             bare = yield from self.run(_UNQUOTED)
@@ -112,8 +112,8 @@ class PythonicCalls(CallParser):
 
     def _items(self, ends: str) -> Steps[None]:
         """Write the items of a list after its first item, up to its end."""
-        while (sign := (yield from self.skip())) != ends[-1]:
-            if sign != ",":
+        while (character := (yield from self.skip())) != ends[-1]:
+            if character != ",":
                 raise BrokenCall
             self.advance(1)
             if (yield from self.skip()) != ends[-1]:
@@ -130,11 +130,11 @@ class PythonicCalls(CallParser):
             self.write("[]" if is_tuple else "{}")
             return
         first = yield from self.captured(self._value(ends))
-        sign = yield from self.skip()
-        if is_tuple and sign == ")":
+        character = yield from self.skip()
+        if is_tuple and character == ")":
             self.advance(1)
             self.write(first)
-        elif sign == ":" and not is_tuple:
+        elif character == ":" and not is_tuple:
             yield from self._members(first, ends)
         else:
             self.write(f"[{first}")
@@ -169,13 +169,13 @@ class PythonicCalls(CallParser):
         """Write adjacent strings as one string."""
         value = ParameterValue(STRING, self.write)
         value.feed("")
-        sign = '"'
-        while sign in "\"'":
+        character = '"'
+        while character in "\"'":
             yield from self._string(value, prefix, ends)
-            sign, prefix = (yield from self.ahead()), ""
-            if sign in "rRuUfF":
+            character, prefix = (yield from self.ahead()), ""
+            if character in "rRuUfF":
                 prefix = yield from self.run(_PREFIX)
-                sign = '"'
+                character = '"'
         value.close()
 
     def _string(self, value: ParameterValue, prefix: str, ends: str) -> Steps[None]:
@@ -188,8 +188,8 @@ class PythonicCalls(CallParser):
         braces = ("{", "}") if "f" in prefix else ()
         self._quotes = False
         while True:
-            sign = yield from self.stream_until(value.feed, quote, "\\", *braces)
-            if sign == quote:
+            character = yield from self.stream_until(value.feed, quote, "\\", *braces)
+            if character == quote:
                 self.accept()
                 while (ended := self._continues(ends) if self._quotes else self._is_closed()) is None:
                     yield from self._open()
@@ -197,14 +197,14 @@ class PythonicCalls(CallParser):
                     self._quotes = False
                     return
                 self._quotes = True
-            elif sign != "\\":
-                yield from self.expect(sign)  # a single brace begins an expression
+            elif character != "\\":
+                yield from self.expect(character)  # a single brace begins an expression
             elif "r" in prefix:
                 yield from self.skip("")
-                sign += self.advance(1)
+                character += self.advance(1)
             else:
-                sign = yield from self._escape()
-            value.feed(sign)
+                character = yield from self._escape()
+            value.feed(character)
 
     def _open(self) -> Steps[None]:
         if self._quotes:
@@ -213,15 +213,15 @@ class PythonicCalls(CallParser):
             yield from super()._open()
 
     def _escape(self) -> Steps[str]:
-        sign = yield from self.skip("")
-        if sign in "01234567":
+        character = yield from self.skip("")
+        if character in "01234567":
             return chr(int((yield from self.run(_OCTAL)), 8))
         self.advance(1)
-        if sign not in _HEX:
-            return PYTHON_ESCAPES.get(sign, sign if sign in "\\'\"" else "\\" + sign)
-        while len(self.held) < _HEX[sign]:
+        if character not in _HEX:
+            return PYTHON_ESCAPES.get(character, character if character in "\\'\"" else "\\" + character)
+        while len(self.held) < _HEX[character]:
             yield
-        return _character(self.advance(_HEX[sign]))
+        return _character(self.advance(_HEX[character]))
 
     def _is_closed(self) -> bool | None:
         """Return whether the text after a quote can follow a string, or None if it is undecided."""
