@@ -17,6 +17,9 @@ _FLOAT = re.compile(r"[+-]?(?=[0-9_]*[.eE])[0-9_]*\.?[0-9_]*(?:[eE][+-]?[0-9_]+)
 _PREFIX = re.compile(r"(?i:[ruf]|fr|rf)(?=[\"'])")
 _CLOSED = re.compile(rf"[,)\]}}:#\"']|{_PREFIX.pattern}")
 """Matches what may follow a string."""
+_NEXT_KEYWORD = re.compile(r"[^\W\d]\w{0,255}\s*=(?!=)")
+"""Matches an argument without a comma before it, as a template of Gemma 3 writes them."""
+_NEXT_KEYWORD_PERHAPS = re.compile(r"[^\W\d]\w{0,255}\s*=?")
 _KEYWORD_FOLLOWS = re.compile(r",\s*(?:[^\W\d]\w*\s*=|\))")
 _KEYWORD_MAY_FOLLOW = re.compile(r",\s*\w{0,256}\s*")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # leading zeros, which models write in months
@@ -191,7 +194,7 @@ class PythonicCalls(CallParser):
             character = yield from self.stream_until(value.feed, quote, "\\", *braces)
             if character == quote:
                 self.accept()
-                while (ended := self._continues(ends) if self._quotes else self._is_closed()) is None:
+                while (ended := self._continues(ends) if self._quotes else self._is_closed(ends)) is None:
                     yield from self._open()
                 if ended:
                     self._quotes = False
@@ -223,12 +226,16 @@ class PythonicCalls(CallParser):
             yield
         return _character(self.advance(_HEX[character]))
 
-    def _is_closed(self) -> bool | None:
+    def _is_closed(self, ends: str) -> bool | None:
         """Return whether the text after a quote can follow a string, or None if it is undecided."""
         rest = self.held.lstrip()
         if _CLOSED.match(rest):
             return True
-        return None if not rest or _PREFIX.match(f"{rest}'") else False
+        if not rest or _PREFIX.match(f"{rest}'"):
+            return None
+        if ends != ")" or not _NEXT_KEYWORD_PERHAPS.fullmatch(rest):
+            return ends == ")" and _NEXT_KEYWORD.match(rest) is not None
+        return None
 
     def _continues(self, ends: str) -> bool | None:
         """Return whether the text after a quote continues the call, or None if it is undecided."""
