@@ -20,8 +20,9 @@ from handler.http.sockets.lanes import Lanes, LaneWork
 from handler.http.sockets.requests import JSON, SocketMemory, SocketRequests
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import Share
+from handler.serving.quota import Quota, Share
 
+_NOTHING = Share(Quota(0, 0, 0, ""))  # of a WebSocket without messages, of which there may be thousands
 _MAX_WAITING = 256  # maximum number of messages of a WebSocket that wait for earlier ones
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class SocketSession:
         self._requests = SocketRequests(app, scope, socket)
         self._lanes = Lanes(self._fail, self._close_if_idle)
         self._messages = deque[tuple[bytes, Share]]()
-        self._read_share = self._memory.hold(0)  # of the message that is being read, and of its value
+        self._read_share = _NOTHING  # of the message that is being read, and of its value
         self._arrived = asyncio.Event()
         self._is_reading = False
         self._end_reason = ""  # why the connection is closed as soon as it is idle
