@@ -197,6 +197,13 @@ def test_in_version_2_openai_choices_are_asked_with_their_values() -> None:
     assert labels(True, "true") == ("A", "B")  # the second one is asked with its quotes
 
 
+@in_one_test("values", [("a", "a"), ("a", " a "), (True, True)])
+def test_a_choice_has_each_value_once(values: Any) -> None:
+    question = {"type": "choice", "instructions": "Which?", "choices": [{"value": value} for value in values]}
+    with pytest.raises(InvalidPayload, match=r"choices\[1\]\.value: .* is already a choice"):
+        requests({"input": "s", "questions": [question]})
+
+
 def test_in_version_2_other_questions_are_as_in_version_1() -> None:
     for question in (NOUL, {"type": "score", "instructions": "x", "criteria": ["bad", "good"]}):
         both = [request_of(question, context=NAMES, prompt_format_version=version) for version in (1, 2)]
@@ -318,6 +325,11 @@ def test_data_within_the_limits_is_read() -> None:
         ({"role": "user", "content": {}}, "a list of parts"),
         ({"role": "user"}, "must be a string"),
         ("text", r"input\[0\]: must be an object"),
+        (
+            {"type": "function_call_output", "call_id": "7", "output": "o"},
+            r"call_id: no earlier function_call .* \"7\"",
+        ),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": PIXEL}]}, r"content\[0\].*image"),
     ],
 )
 def test_invalid_items_are_refused_by_their_path(item: Any, words: str) -> None:
