@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from handler.core.errors import ServingError
 from handler.core.framing import dumps_decoded
 from handler.core.values import new_digits
 from handler.http.sockets.settings import EventError
@@ -26,6 +27,8 @@ class ConversationItem(NamedTuple):
         input: the item in the input of a request for /v1/responses, as JSON.
         call: id of the call that the item is, or "".
         output_of: id of the call whose output the item is, or "".
+        is_cut: whether the item has not been generated completely, and has nothing to read for the model. It is in a
+            prompt only with its output.
     """
 
     id: str
@@ -33,6 +36,7 @@ class ConversationItem(NamedTuple):
     input: bytes
     call: str
     output_of: str
+    is_cut: bool = False
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> ConversationItem:
@@ -41,6 +45,12 @@ class ConversationItem(NamedTuple):
             str(fields.get("call_id")) if fields["type"] == kind else "" for kind in (_CALL, f"{_CALL}_output")
         )
         return cls(fields["id"], dumps_decoded(fields), dumps_decoded(_input_item(fields)), call, output_of)
+
+    @classmethod
+    def of_response(cls, fields: dict[str, Any]) -> ConversationItem:
+        """Encode an item of a response, which may be in progress."""
+        readable = ("completed", "incomplete") if fields["type"] == "message" else ("completed",)
+        return cls.of(fields)._replace(is_cut=fields["status"] not in readable)
 
     @property
     def size(self) -> int:
@@ -116,6 +126,23 @@ class RealtimeConversation:
         if len(self.items) >= _MAX_ITEMS:
             raise EventError(f"a conversation can have at most {_MAX_ITEMS} items", "conversation_too_long")
 
+    def replace(self, item: ConversationItem) -> None:
+        """Replace an item that was in progress, unless it has been removed.
+
+        Raises:
+            ServingError: there is not enough memory. The item is removed.
+        """
+        begun = self.items.get(item.id)
+        if begun is None or not begun.is_cut:
+            return
+        try:
+            memory = self._hold(item.size)
+        except ServingError:
+            self.remove(begun)
+            raise
+        self._memory[item.id].close()
+        self.items[item.id], self._memory[item.id] = item, memory
+
     def remove(self, item: ConversationItem) -> None:
         """Remove an item."""
         del self.items[item.id]
@@ -134,6 +161,12 @@ class RealtimeConversation:
 
 def _no_item(id: object, param: str) -> EventError:
     return EventError(f"{param}={show(id)}: no item of the conversation has this id", "item_not_found", param)
+
+
+def readable(items: Sequence[ConversationItem]) -> list[ConversationItem]:
+    """Return the items without those that are cut and have no output."""
+    outputs = {item.output_of for item in items if item.output_of}
+    return [item for item in items if not item.is_cut or item.call in outputs]
 
 
 def check_outputs(items: Sequence[ConversationItem]) -> None:

@@ -20,7 +20,13 @@ from handler.core.errors import ServingError
 from handler.core.framing import decoded_as_json, dumps, dumps_decoded, raw
 from handler.core.media import MediaSource
 from handler.core.values import Task, new_digits
-from handler.http.sockets.conversation import ConversationItem, RealtimeConversation, check_outputs, read_item
+from handler.http.sockets.conversation import (
+    ConversationItem,
+    RealtimeConversation,
+    check_outputs,
+    read_item,
+    readable,
+)
 from handler.http.sockets.session import SocketSession
 from handler.http.sockets.settings import REQUEST_SETTINGS, EventError, object_in, read_settings
 from handler.http.sockets.transcription import (
@@ -31,7 +37,7 @@ from handler.http.sockets.transcription import (
     check_model,
     read_audio,
 )
-from handler.http.sockets.turn import ConversationTurn, TextTurn
+from handler.http.sockets.turn import TextTurn
 from handler.protocols.kernel.readers import show
 from handler.protocols.responses.conversations import check_item
 
@@ -62,7 +68,7 @@ class RealtimeReader:
         self._settings: dict[str, Any] = {"output_modalities": ["text"], "instructions": "", "tools": []}
         self._memory = session.hold(0)  # of the settings
         self._conversation = RealtimeConversation(session.hold)
-        self._turn: TextTurn | None = None  # the response that the conversation waits for
+        self._turns: dict[str, TextTurn] = {}  # the responses that have not ended, by id
         self._num_events = itertools.count(1)
         self._audio = AudioBuffer(session.hold(0))
         self._transcription: Transcriber | None = None
@@ -215,21 +221,20 @@ class RealtimeReader:
         if target not in ("auto", "none"):
             raise EventError("response.conversation: must be auto or none", "invalid_value", "response.conversation")
         joins = target == "auto"
-        if joins and self._turn is not None:
+        if joins and self._active is not None:
             code = "conversation_already_has_active_response"
             raise EventError("the conversation has an active response; cancel it, or wait for its end", code)
         size += self._memory.size + self._conversation.size
         turn, body = await self._session.call(size, functools.partial(self._turn_of, fields, joins=joins))
-        run = functools.partial(self._run, body, turn)
-        self._session.start("" if joins else _OUT_OF_BAND, len(body), run)
-        if joins:
-            self._turn = turn
+        self._session.start("" if joins else _OUT_OF_BAND, len(body), functools.partial(self._run, body, turn))
+        self._turns[turn.id] = turn
 
     def _turn_of(self, fields: Mapping[str, Any], *, joins: bool) -> tuple[TextTurn, bytes]:
         """Return the turn for the fields of a response, and the body of its request."""
         items = [*self._conversation.items.values()]
         if "input" in fields:
             items = [self._input_item(item) for item in _list(fields, "input")]
+        items = readable(items)
         check_outputs(items)
         size = sum(len(item.input) for item in items)
         limit = self._session.model.config.max_request_size
@@ -237,13 +242,9 @@ class RealtimeReader:
             raise EventError(f"the items have {size} bytes in total; at most {limit} are allowed", "input_too_long")
         settings = {**self._settings, **read_settings(fields, "response.")}
         metadata = None if fields.get("metadata") is None else decoded_as_json(fields["metadata"])
-        return self._new_turn(settings, metadata, joins=joins), _request_body(settings, items, metadata)
-
-    def _new_turn(self, settings: Mapping[str, Any], metadata: object, *, joins: bool) -> TextTurn:
-        socket = self._session.socket
-        if not joins:
-            return TextTurn(socket, self._send, settings, metadata)
-        return ConversationTurn(socket, self._send, settings, metadata, self._conversation.id, self._add_output)
+        turn = functools.partial(TextTurn, self._session.socket, self._send, settings, metadata)
+        body = _request_body(settings, items, metadata)
+        return (turn(self._conversation.id, self._put_output) if joins else turn()), body
 
     def _input_item(self, item: Any) -> ConversationItem:
         if isinstance(item, dict) and item.get("type") == "item_reference":
@@ -255,22 +256,36 @@ class RealtimeReader:
             if not turn.is_over:
                 await self._session.respond(RESPONSES, body, turn)
         finally:
-            if self._turn is turn:
-                self._turn = None
+            turn.close()
+            del self._turns[turn.id]
+
+    @property
+    def _active(self) -> TextTurn | None:
+        """The response whose items are added to the conversation."""
+        turns = (turn for turn in self._turns.values() if turn.conversation_id is not None)
+        return next((turn for turn in turns if not turn.is_over), None)
 
     async def _cancel(self, event: Mapping[str, Any], size: int) -> None:
-        turn, id = self._turn, event.get("response_id")
-        if turn is None or (id is not None and id != turn.id):
+        id = event.get("response_id")
+        turn = self._active if id is None else self._turns.get(id) if isinstance(id, str) else None
+        if turn is None or turn.is_over:
             message = "there is no active response, or it has another id"
             raise EventError(message, "response_cancel_not_active", "response_id")
         turn.cancel()
 
-    def _add_output(self, item: dict[str, Any]) -> None:
-        """Add an item of a response to the conversation."""
+    def _put_output(self, fields: dict[str, Any]) -> bool:
+        """Add an item that a response begins to the conversation, or replace it when it ends.
+
+        Returns:
+            Whether the conversation has the item.
+        """
+        item = ConversationItem.of_response(fields)
+        put = self._conversation.add if fields["status"] == "in_progress" else self._conversation.replace
         try:
-            self._conversation.add(ConversationItem.of(item))
+            put(item)
         except ServingError as error:
             self._fail(error)
+        return self._conversation.items.get(item.id) is item
 
     # -- audio ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.framing import loads
 from handler.core.values import new_digits
@@ -13,49 +13,85 @@ from handler.http.sockets.exchange import EventSender
 Send = Callable[..., None]
 """Sends an event of the server, from its type and its fields."""
 
-_OF_RESPONSES = ("type", "sequence_number", "logprobs", "part")
-"""The fields of /v1/responses events that realtime events lack, or have with other values."""
-
-
 _CREATED, _IN_PROGRESS = b'{"type":"response.created"', b'{"type":"response.in_progress"'
 """The beginnings of two events that repeat the settings. They may be large, and are not needed here."""
+
+_TEXTS = {
+    "message": ("output_text", "text"),
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""Maps the types of items that are sent to the name of their text in types of events, and to its field there."""
+
+
+class _OpenItem(NamedTuple):
+    """The item that a response is generating.
+
+    Attributes:
+        item: the item, as it was sent when it began.
+        common: the fields that each event about its text repeats.
+        pieces: its text so far.
+    """
+
+    item: dict[str, Any]
+    common: dict[str, Any]
+    pieces: list[str]
 
 
 class TextTurn(EventSender):
     """Sends a response of /v1/responses in realtime events.
 
+    However the response ends, its events begin with `response.created`, and what has begun ends before `response.done`.
+
     Args:
         send: sends an event.
         settings: settings of the session, with those of the response.
         metadata: metadata of the response, as JSON.
+        conversation_id: id of the conversation that the items are added to, or None.
+        put: adds an item to the conversation when it begins, and replaces it when it ends. A client may send the output
+            of a call before the end of the response. Returns whether the conversation has the item.
 
     Attributes:
         id: id of the response.
         is_over: whether `response.done` has been sent.
     """
 
-    conversation_id: str | None = None
-
-    def __init__(self, socket: Socket, send: Send, settings: Mapping[str, Any], metadata: object) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        send: Send,
+        settings: Mapping[str, Any],
+        metadata: object,
+        conversation_id: str | None = None,
+        put: Callable[[dict[str, Any]], bool] = lambda item: False,
+    ) -> None:
         super().__init__(socket)
         self._send = send
         self._settings = settings
         self._metadata = metadata
-        self._hidden = set[int]()  # output indices of the items that are not sent, such as reasoning
+        self._put = put
         self._items: list[dict[str, Any]] = []
-        self._calls: dict[int, dict[str, str]] = {}  # fields that each event of a function call repeats, by index
+        self._open: _OpenItem | None = None
+        self._has_begun = False
+        self.conversation_id = conversation_id
         self.id = f"resp_{new_digits()}"
         self.is_over = False
 
     def cancel(self) -> None:
         """End the response."""
-        self._done("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
+        self._end("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
         self.disconnect()
 
+    def close(self) -> None:
+        """End the response if it has not ended, such as one of custom code that breaks off."""
+        self.error({"status": 500, "message": "the response broke off"})
+
     def event(self, event: bytes) -> None:
+        if self.is_over or event.startswith(_IN_PROGRESS):
+            return
         if event.startswith(_CREATED):
-            event = _CREATED + b"}"
-        if not (self.is_over or event.startswith(_IN_PROGRESS)):
+            self._begin()
+        else:
             self._translate(loads(event))
 
     def error(self, event: dict[str, Any]) -> None:
@@ -63,64 +99,64 @@ class TextTurn(EventSender):
             return
         error = event.get("error", event)
         kind = "invalid_request_error" if event["status"] < 500 else "server_error"
-        if not self._items:
-            self._begin()
-        self._done(
-            "failed",
-            {"type": "failed", "error": {"type": kind, "code": error.get("code"), "message": error.get("message")}},
-        )
+        failure = {"type": kind, "code": error.get("code"), "message": error.get("message")}
+        self._end("failed", {"type": "failed", "error": failure})
 
     def _begin(self) -> None:
-        self._send("response.created", response=self._response("in_progress"))
+        if not self._has_begun:
+            self._has_begun = True
+            self._send("response.created", response=self._response("in_progress"))
 
-    def _translate(self, event: dict[str, Any]) -> None:
+    def _translate(self, event: Mapping[str, Any]) -> None:
         kind = event["type"].removeprefix("response.")
-        if kind == "created":
-            return self._begin()
-        if kind in ("completed", "incomplete", "failed"):
-            return self._end(event["response"])
-        if event.get("output_index") in self._hidden or kind == "in_progress":
+        if kind == "output_item.added":
+            self._begin_item(event["item"])
+        elif kind == "output_item.done":
+            self._end_item(event["item"]["status"])
+        elif kind in ("completed", "incomplete", "failed"):
+            response = event["response"]
+            self._end(kind, _details(response), response["usage"])
+        elif kind.endswith(".delta") and self._open is not None:
+            self._open.pieces.append(event["delta"])
+            self._send(event["type"], **self._open.common, delta=event["delta"])
+
+    def _begin_item(self, item: dict[str, Any]) -> None:
+        """Send the events that begin an item, unless it is one that realtime clients do not know, such as reasoning."""
+        if item["type"] not in _TEXTS:
             return
-        if kind.startswith("output_item"):
-            return self._item(kind, event)
-        fields = {name: value for name, value in event.items() if name not in _OF_RESPONSES}
-        if "output_index" in event:
-            fields["output_index"] = self._index(event)
-        if kind.startswith("function_call_arguments"):
-            fields.update(self._calls[event["output_index"]])
-        if "part" in event:
-            fields["part"] = {"type": "text", "text": event["part"]["text"]}
-        self._send(event["type"], response_id=self.id, **fields)
+        common = {"response_id": self.id, "item_id": item["id"], "output_index": len(self._items)}
+        if item["type"] == "message":
+            common["content_index"] = 0
+        else:
+            common |= {"call_id": item["call_id"], "name": item["name"]}
+        self._open = _OpenItem({**item, "object": "realtime.item"}, common, [])
+        self._send_item("added", self._open.item)
+        if item["type"] == "message":
+            self._send("response.content_part.added", **common, part={"type": "text", "text": ""})
 
-    def _item(self, kind: str, event: dict[str, Any]) -> None:
-        if event["item"]["type"] == "reasoning":
-            self._hidden.add(event["output_index"])
+    def _end_item(self, status: str) -> None:
+        """Send the events that end the open item, if there is one."""
+        if self._open is None:
             return
-        item = _output_item(event["item"])
-        if item["type"] == "function_call":
-            self._calls[event["output_index"]] = {"call_id": item["call_id"], "name": item["name"]}
-        self._send_item(kind, self._index(event), item)
+        (item, common, pieces), self._open = self._open, None
+        (name, field), text = _TEXTS[item["type"]], "".join(pieces)
+        self._send(f"response.{name}.done", **common, **{field: text})
+        if item["type"] == "message":
+            self._send("response.content_part.done", **common, part={"type": "text", "text": text})
+            item = {**item, "status": status, "content": [{"type": "output_text", "text": text}]}
+        else:
+            item = {**item, "status": status, field: text}
+        self._send_item("done", item)
+        self._items.append(item)
 
-    def _index(self, event: Mapping[str, Any]) -> int:
-        """Return the index of an event's item among the items that are sent."""
-        index: int = event["output_index"]
-        return index - sum(hidden < index for hidden in self._hidden)
+    def _send_item(self, kind: str, item: dict[str, Any]) -> None:
+        self._send(f"response.output_item.{kind}", response_id=self.id, output_index=len(self._items), item=item)
+        if self._put(item):
+            self._send(f"conversation.item.{kind}", previous_item_id=None, item=item)
 
-    def _send_item(self, kind: str, index: int, item: dict[str, Any]) -> None:
-        self._send(f"response.{kind}", response_id=self.id, output_index=index, item=item)
-        if kind == "output_item.done":
-            self._items.append(item)
-
-    def _end(self, response: Mapping[str, Any]) -> None:
-        details = None
-        if response["status"] == "incomplete":
-            reason = (response["incomplete_details"] or {}).get("reason", "interrupted")
-            details = {"type": "incomplete", "reason": reason}
-        elif response["status"] == "failed":
-            details = {"type": "failed", "error": {"type": "server_error", **response["error"]}}
-        self._done(response["status"], details, response["usage"])
-
-    def _done(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> None:
+    def _end(self, status: str, details: object, usage: Mapping[str, Any] | None = None) -> None:
+        self._begin()
+        self._end_item("incomplete")
         self.is_over = True
         self._send("response.done", response=self._response(status, details, usage))
 
@@ -140,33 +176,13 @@ class TextTurn(EventSender):
         }
 
 
-class ConversationTurn(TextTurn):
-    """Sends a response whose items are added to the conversation.
-
-    Args:
-        conversation_id: id of the conversation.
-        add: adds an item to the conversation, as soon as it is complete. A client may send the output of a call at
-            once, before the end of the response.
-    """
-
-    def __init__(
-        self,
-        socket: Socket,
-        send: Send,
-        settings: Mapping[str, Any],
-        metadata: object,
-        conversation_id: str,
-        add: Callable[[dict[str, Any]], None],
-    ) -> None:
-        super().__init__(socket, send, settings, metadata)
-        self.conversation_id = conversation_id
-        self._add = add
-
-    def _send_item(self, kind: str, index: int, item: dict[str, Any]) -> None:
-        super()._send_item(kind, index, item)
-        if kind == "output_item.done":
-            self._add(item)
-        self._send(f"conversation.item.{kind.removeprefix('output_item.')}", previous_item_id=None, item=item)
+def _details(response: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the `status_details` for a response of /v1/responses that has ended."""
+    if response["status"] == "incomplete":
+        return {"type": "incomplete", "reason": (response["incomplete_details"] or {}).get("reason")}
+    if response["status"] == "failed":
+        return {"type": "failed", "error": {"type": "server_error", **response["error"]}}
+    return None
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,11 +196,3 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         "input_token_details": details,
         "output_token_details": {"text_tokens": num_out, "audio_tokens": 0},
     }
-
-
-def _output_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item of a response as realtime clients read it."""
-    fields = {**item, "object": "realtime.item"}
-    if item["type"] == "message":
-        fields["content"] = [{"type": "output_text", "text": part["text"]} for part in item["content"]]
-    return fields

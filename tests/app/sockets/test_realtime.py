@@ -99,6 +99,26 @@ def test_one_response_at_a_time_and_its_cancel(echo_server: LiveServer) -> None:
         assert until(client, "response.done")[-1]["response"]["status"] == "incomplete"
 
 
+def test_a_cancelled_response_keeps_what_was_read() -> None:
+    words = say("word " * 100)
+    with (
+        serve("--engine", "echo", "-o", "option.echo_tokens_per_second=20") as server,
+        open_socket(server, PATH) as client,
+    ):
+        send(client, words, {"type": "response.create"})
+        until(client, "response.output_text.delta")
+        send(client, {"type": "response.cancel"})
+        done = until(client, "response.done")[-1]["response"]
+        assert [item["status"] for item in done["output"]] == ["incomplete"]
+        send(client, {"type": "conversation.item.retrieve", "item_id": done["output"][0]["id"]})
+        assert receive(client)["item"] == done["output"][0]
+        alone = {"conversation": "none", "input": [words["item"]]}
+        send(client, {"type": "response.create", "response": alone})
+        id = until(client, "response.created")[-1]["response"]["id"]
+        send(client, {"type": "response.cancel", "response_id": id})
+        assert until(client, "response.done", "error")[-1]["response"]["status"] == "cancelled"
+
+
 REFUSED = [
     ({"type": "session.update", "session": {"output_modalities": ["audio"]}}, "session.output_modalities"),
     ({"type": "session.update", "session": {"audio": {"output": "x"}}}, "session.audio.output"),
