@@ -13,7 +13,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ from handler.config import environment
 from handler.config.engines import LLM_ENGINES
 from handler.config.model_files import cache_directory
 from handler.config.options.option import beginning
-from handler.core.child_processes import die_with_parent, python
+from handler.core.child_processes import Child, die_with_parent, python
 from handler.core.command_line import KeptLines, Parser, add_repeatable
 from handler.core.errors import ConfigError, log_words
 
@@ -37,6 +36,7 @@ _URL = "http://127.0.0.1:8080"  # where `lmi serve` listens
 _MIN_CONTEXT = 32_000  # tokens: an agent's first prompt, with room for work
 _TIMEOUT = 10.0  # seconds for a response
 _MAX_BYTES = 1 << 22  # maximum size of a response
+_END_SECONDS = 10.0  # for a server to end, if it is not needed
 _LOG_TAIL = 20  # lines of a failed server's log
 _PROVIDER, _KEY = "lmi_launch", "LMI_LAUNCH_KEY"  # not the documented names, which users' files may define
 _MAX_NAME = 1000  # characters of a model's name
@@ -426,14 +426,13 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     descriptor, file = tempfile.mkstemp(dir=log.parent)
     os.replace(file, log)  # a server of an earlier launch goes on writing to the replaced file
     with open(descriptor, "r+b") as output:
-        server = subprocess.Popen(
+        server = Child(
             python("handler.cli:run", json.dumps(_serve_words(arguments))),
             env={
                 **environment.of_embedded_server(),
                 "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key,
                 "LMI_LOG_FORMAT": "text",
             },
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,  # so that Ctrl-C reaches only the agent
@@ -442,8 +441,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
         try:
             return _wait(server, output.fileno(), key), key
         except BaseException:
-            server.terminate()
-            server.wait()
+            server.end(_END_SECONDS, signal.SIGTERM)
             raise
 
 
@@ -455,7 +453,7 @@ def _serve_words(arguments: argparse.Namespace) -> list[str]:
     return words + [word for option in arguments.options for word in ("-o", option)]
 
 
-def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
+def _wait(server: Child, log: int, key: str) -> str:
     """Wait until a server is ready, and return the URL that its log contains.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -20,6 +22,8 @@ class EngineEntry(NamedTuple):
         has_server_adapters: whether LoRA adapters are files of llama.cpp's or SGLang's server, which only that server
             can check.
         caches_prefixes: whether the engine reuses the KV cache of common prompt prefixes by default.
+        kinds: the kinds of servers that option.base_url_kind names, each with the module in `engines/` that defines it
+            in `KINDS`.
     """
 
     needs: str | None
@@ -31,14 +35,26 @@ class EngineEntry(NamedTuple):
     spreads: bool = False
     caches_prefixes: bool = False
     has_server_adapters: bool = False
+    kinds: Mapping[str, str] = MappingProxyType({})
 
+
+_URL_KINDS = {
+    "vllm": "openai.completions",
+    "dynamo": "openai.completions",
+    "lmi": "openai.completions",
+    "sglang": "openai.sglang.kind",
+    "llamacpp": "llamacpp.kind",
+}
+_GRPC_KINDS = {"vllm": "grpc.vllm", "sglang": "grpc.sglang", "trtllm": "grpc.trtllm"}
 
 ENGINES = {
     "openvino": EngineEntry("openvino_genai", "lmi-handler[cpu]", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
-    "openai": EngineEntry("aiohttp", "lmi-handler[openai]", pools=True, remote=True, has_server_adapters=True),
-    "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
+    "openai": EngineEntry(
+        "aiohttp", "lmi-handler[openai]", pools=True, remote=True, has_server_adapters=True, kinds=_URL_KINDS
+    ),
+    "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True, kinds=_GRPC_KINDS),
     "llamacpp": EngineEntry(
         "aiohttp", "lmi-handler[openai]", pools=True, caches_prefixes=True, has_server_adapters=True
     ),

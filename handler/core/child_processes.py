@@ -23,11 +23,43 @@ from handler.core.terminal import unescaped
 SECONDS = 10.0
 """Number of seconds between progress lines if standard error is not a terminal."""
 
+_STOP_SECONDS = 10.0  # for a program to end after a signal
 _DONE = re.compile(rb"([0-9]{1,3}) % done\n")
 
 _lock = threading.Lock()
-_running: dict[subprocess.Popen[bytes], signal.Signals] = {}
 _stopped = False
+
+
+class Child(subprocess.Popen[bytes]):
+    """A child process without standard input. Its owner calls `end`, at any time, and as often as it likes.
+
+    Args:
+        options: arguments of `subprocess.Popen`.
+    """
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, stdin=subprocess.DEVNULL, **options)
+
+    def status(self, seconds: float = 0.0) -> int | None:
+        """Return the exit status, or the negative number of the signal that ended it; None if it runs longer.
+
+        Args:
+            seconds: how long to wait for its end.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(seconds)
+        return None
+
+    def end(self, seconds: float = 0.0, number: signal.Signals | None = None) -> None:
+        """Send a signal, if any. Kill the process if it does not end within a number of seconds, and reap it."""
+        if number is not None:
+            self.send_signal(number)
+        if self.status(seconds) is None:
+            self.kill()
+            self.wait()
+
+
+_running: dict[Child, signal.Signals] = {}
 
 
 class Stopped(Exception):
@@ -53,14 +85,13 @@ def run(
             raise Stopped
         if doing is not None:
             options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+        child = Child(command, **options)
         _running[child] = stop
     try:
         output, errors = child.communicate() if doing is None else (b"", _follow(child, doing))
     finally:
         if child.returncode is None:  # interrupted
-            child.send_signal(stop)
-            child.wait()
+            child.end(_STOP_SECONDS, stop)
         with _lock:
             del _running[child]
     if _stopped:
@@ -68,7 +99,7 @@ def run(
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 
-def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
+def _follow(child: Child, doing: str) -> bytes:
     """Show the percentages that a program reports until it ends, and return the rest of its standard error."""
     assert child.stderr is not None
     tail = bytearray()
@@ -136,7 +167,7 @@ def python(function: str, argument: str) -> list[str]:
 
 def start(
     function: str, channel: socket.socket, environ: Mapping[str, str] | None = None, *, captured: bool = False
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start a Python process in a new session, so that signals to the process group of the terminal do not reach it.
 
     Args:
@@ -147,10 +178,9 @@ def start(
     """
     fd = channel.fileno()
     output = subprocess.PIPE if captured else None
-    return subprocess.Popen(
+    return Child(
         python(function, str(fd)),
         pass_fds=(fd,),
-        stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         env=environ,

@@ -17,7 +17,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
+
+from handler.core.child_processes import Child
 
 log = logging.getLogger("handler.server")
 
@@ -264,7 +265,7 @@ class LoopWatch:
     def __init__(self, seconds: float, *, signals: bool) -> None:
         self._seconds = seconds
         self._signals = signals
-        self._watcher: subprocess.Popen[bytes] | None = None
+        self._watcher: Child | None = None
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
@@ -289,7 +290,7 @@ class LoopWatch:
             fds = (sending.fileno(), receiving.fileno(), stacks.fileno())
             command = [sys.executable, "-S", "-I", *map(str, (_WATCHER, os.getpid(), *fds, _DUMP, self._seconds))]
             try:
-                self._watcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+                self._watcher = Child(command, pass_fds=fds)
             except OSError as error:
                 log.warning("%s: the event loop is not watched: %s", _OPTION, error)
                 return
@@ -298,8 +299,7 @@ class LoopWatch:
     def stop(self) -> None:
         """Stop watching. The loop must still be running."""
         if self._watcher is not None:
-            self._watcher.kill()
-            self._watcher.wait()
+            self._watcher.end()
             self._watcher = None
         self._opened.close()
 

@@ -11,7 +11,8 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Request
 from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.grpc.client import CONTRACTS
-from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.completions import KINDS
+from handler.engines.openai.sglang.api import generate
 from handler.engines.trtllm.sampling import ModelProperties
 from handler.engines.trtllm.sampling import sampling_arguments as trtllm_arguments
 from handler.engines.vllm.sampling import sampling_arguments as vllm_arguments
@@ -115,8 +116,8 @@ def test_no_engine_is_sent_a_seed_that_nobody_asked_for(name: str) -> None:
         sampling = request.sampling
         assert sampling.do_sample
         assert vllm_arguments(sampling)["seed"] is None
-        for kind in KINDS:
-            assert "seed" not in KINDS[kind].body("m", [97], sampling)
+        for body in (generate, *(kind.body for kind in KINDS.values())):
+            assert "seed" not in body("m", [97], sampling)
         assert not CONTRACTS["vllm"].request("", [97], sampling).sampling_params.HasField("seed")
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from handler import launch
 from handler.cli import main, make_parser
+from handler.core.child_processes import Child
 from handler.core.errors import ConfigError
 from handler.launch import AGENTS, Served
 from tests.docs.blocks import Block, parse
@@ -148,7 +148,7 @@ def test_a_server_is_found_by_its_own_log(tmp_path: Path, monkeypatch: pytest.Mo
     log = tmp_path / "launch.log"
     log.write_text("gRPC server listening on 127.0.0.1:5\nlistening on http://127.0.0.1:9; docs at /docs\n")
     monkeypatch.setattr(launch, "_ready", lambda url, key: True)
-    with log.open("r+b") as file, subprocess.Popen(["sleep", "60"]) as server:
+    with log.open("r+b") as file, Child(["sleep", "60"]) as server:
         log.unlink()
         log.write_text("listening on http://127.0.0.1:6;\n")
         assert launch._wait(server, file.fileno(), "") == "http://127.0.0.1:9"

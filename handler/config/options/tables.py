@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from handler.config.engines import LLM_ENGINES
+from handler.config.engines import ENGINES, LLM_ENGINES
 from handler.config.lmi_version import OLDEST, LmiVersion, read_lmi_version
 from handler.config.options.engine_arguments import choice
 from handler.config.options.option import (
@@ -502,10 +502,10 @@ def words(text: str) -> tuple[str, ...]:
 
 REMOTE = (
     Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_OPENAI),
-    Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "dynamo", "lmi", "sglang", "llamacpp"), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler, llamacpp is llama-server", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", choice_of("auto", *ENGINES["openai"].kinds), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler, llamacpp is llama-server", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name on that server; by default the first in /models", engines=_OPENAI),
     Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_GRPC),
-    Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),
+    Option("option.base_url_kind", "base_url_kind", choice_of("auto", *ENGINES["grpc"].kinds), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),
     Option("option.engine_python", "engine_python", path, None, "path of the Python interpreter of an environment with vLLM, SGLang or TensorRT-LLM, which starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
     Option("option.engine_flags", "engine_flags", words, None, "additional flags for that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "maximum seconds to connect", engines=(*_OPENAI, *_GRPC)),

@@ -14,14 +14,9 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, GrpcModel
-from handler.engines.grpc.sglang import SglangContract
-from handler.engines.grpc.trtllm import TrtLlmContract
-from handler.engines.grpc.vllm import VllmContract
-from handler.engines.remote.servers import Failed, Refused, common_kind
+from handler.engines.remote.servers import Failed, Refused, common_kind, kinds_of
 
-CONTRACTS: dict[str, Contract] = {
-    contract.name: contract for contract in (VllmContract(), SglangContract(), TrtLlmContract())
-}
+CONTRACTS: dict[str, Contract] = kinds_of("grpc")
 """Maps each value of option.base_url_kind to its contract."""
 
 INFO_TIMEOUT = 5.0  # seconds for GetModelInfo

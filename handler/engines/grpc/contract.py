@@ -23,7 +23,7 @@ from handler.engines.base import (
     arguments,
     first_stop,
 )
-from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
+from handler.engines.remote.servers import Failed, Part, ResponseCheck, Software, score, with_ends
 from handler.engines.remote.sglang import SglangFlags
 
 MOST_BYTES = 1 << 22
@@ -87,7 +87,7 @@ class Contract:
     """The gRPC protocol of one kind of server.
 
     Attributes:
-        name: value of option.base_url_kind.
+        software: the servers' name, and what messages to clients say of them.
         module: name of the generated module, without `_pb2`.
         service: name of the service in that module.
         table: rules for the fields of SamplingParams.
@@ -103,7 +103,7 @@ class Contract:
         dtype_flag: the server's flag for the precision; None if it has no such flag.
     """
 
-    name: str
+    software: Software
     module: str
     service: str
     table: ClassVar[Mapping[str, Rule]]

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,6 @@ from handler.engines.remote.servers import (
     RemoteOptions,
     RemoteServer,
     check_same,
-    find_model,
 )
 from handler.engines.remote.sglang import SglangFlags
 
@@ -202,33 +201,24 @@ class ContractEngine(RemoteEngine[C]):
         check_task(config, kind)
         contract = CONTRACTS[kind]
         task_flags = flags(contract)
-        own, address = None, "option.base_url={}:"
+        own = None
         if not urls:
-            address = f"{self.own_name} at {{}}"
             words = command(contract, config.model_path, config.options, task_flags)
             own = OwnServer("grpc", contract.command[0], words, _environment())
             urls = (own.url,)
         close_seconds = TLS_CLOSE if any(url.startswith("grpcs:") for url in urls) else 0.0
-        super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds, own)
+        super().__init__(contract.software, urls, float(options["base_url_timeout"]), close_seconds, own)
         self._contract = contract
         self._clients: dict[str, GrpcClient] = {}
         self._server_flags: dict[str, SglangFlags] = {}  # by address
         self._statistics = EngineStatistics()
         self._asking: asyncio.Task[None] | None = None
-        with ExitStack() as on_failure:
-            on_failure.callback(self.close)
+        with self.closed_on_failure():
             if own is not None:
                 own.start()
                 self.watch_own(own)
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
-            try:
-                self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", address))
-            except ConfigError:
-                if failure := self.own_failure():
-                    raise ConfigError(f"{self.own_name} {failure}") from None
-                raise
-            self.begin("grpc", self._model.max_tokens, config, failed)
-            on_failure.pop_all()
+            self._model: GrpcModel = self.find("grpc", config, self._model_at, self._fit)
 
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
         self._clients = {url: GrpcClient(url, self._contract, timeout) for url in urls}
@@ -351,7 +341,9 @@ class GrpcPooling(ContractEngine[PooledCall]):
     def _flags(self, contract: Contract) -> Sequence[str]:
         mode = self._pooling.mode
         if mode not in contract.pools:
-            raise ConfigError(f"the model's files specify {mode} pooling, which {contract.name} servers do not support")
+            raise ConfigError(
+                f"the model's files specify {mode} pooling, which {contract.software.name} servers do not support"
+            )
         return contract.embedding_flags(mode)
 
     def new_call(self, request: EngineRequest) -> PooledCall:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import Rule
 from handler.engines.grpc.contract import NO_FIELD, Contract, GrpcModel
-from handler.engines.remote.sglang import DRAWN, TABLE, SglangFlags, guide, misses_stops, version_of
+from handler.engines.remote.sglang import DRAWN, SOFTWARE, TABLE, SglangFlags, guide, misses_stops, version_of
 
 _TABLE: Mapping[str, Rule] = {**TABLE, "structured_output": lambda sampling: guide(sampling, "ebnf_grammar")}
 
@@ -18,7 +18,7 @@ _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "pro
 
 
 class SglangContract(Contract):
-    name = "sglang"
+    software = SOFTWARE
     module = "sglang_scheduler"
     service = "SglangScheduler"
     table = _TABLE
@@ -76,3 +76,6 @@ class SglangContract(Contract):
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
         return ("--is-embedding",)
+
+
+KINDS = {"sglang": SglangContract()}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import PENALTIES, Rule, arguments, drawn_seed, regex_of, unless_neutral
 from handler.engines.grpc.contract import Chunk, Contract, GrpcModel, ranked
-from handler.engines.remote.servers import Failed, structured_output_of
+from handler.engines.remote.servers import Failed, Software, structured_output_of
 
 _COLDEST = 1e-5  # lower temperatures become greedy decoding, as logits divided by them may be infinite
 
@@ -53,7 +53,7 @@ _GUIDES = {
 
 
 class TrtLlmContract(Contract):
-    name = "trtllm"
+    software = Software("trtllm", "; without guided_decoding_backend, it never does so")
     module = "trtllm_service"
     service = "TrtllmService"
     no_adapters = "TensorRT-LLM's gRPC contract identifies adapters by numbers of its own"
@@ -135,3 +135,6 @@ class TrtLlmContract(Contract):
 def _chosen_logprob(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
     """Return a token's log-probability, or None if the server returned 0 because it does not know the value."""
     return logprob if not best or any(id == top_id for top_id, _ in best) else None
+
+
+KINDS = {"trtllm": TrtLlmContract()}

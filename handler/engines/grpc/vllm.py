@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, logprob_rules, unless_neutral
 from handler.engines.grpc.contract import NO_FIELD, Contract
-from handler.engines.remote.servers import structured_output_of
+from handler.engines.remote.servers import VLLM, structured_output_of
 
 _MOST_TOPS = 19  # vLLM's limit is 20, which includes the chosen token
 
@@ -53,7 +53,7 @@ _TABLE: Mapping[str, Rule] = {
 
 
 class VllmContract(Contract):
-    name = "vllm"
+    software = VLLM
     module = "vllm_engine"
     service = "VllmEngine"
     table = _TABLE
@@ -75,3 +75,6 @@ class VllmContract(Contract):
 
     def abort(self, id: str) -> Any:
         return self.messages.AbortRequest(request_ids=[id])
+
+
+KINDS = {"vllm": VllmContract()}

@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +21,12 @@ from handler.engines.llamacpp import child
 from handler.engines.llamacpp.adapters import LoadedAdapters
 from handler.engines.llamacpp.media import Projector
 from handler.engines.llamacpp.slots import Slots
-from handler.engines.openai.client import HttpClient, has_tls, new_client, suitable
-from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine
-from handler.engines.remote.servers import Failed, RemoteServer, find_model
+from handler.engines.openai.client import ask_each, suitable
+from handler.engines.openai.url_engine import HttpEngine
+from handler.engines.remote.engine import C
+from handler.engines.remote.servers import Failed, RemoteServer, Software
 
-_CONNECT_SECONDS = 5.0  # to a server that the engine has started
-_ASK_TIMEOUT = 5.0  # seconds for a connection
+SOFTWARE = Software("llamacpp")
 _WATCH_INTERVAL = 1.0  # maximum seconds between two looks at the slots of a server
 
 
@@ -68,7 +66,7 @@ class LlamaServerState:
     divides_differently: bool = False
 
 
-class LlamaServers(RemoteEngine[C]):
+class LlamaServers(HttpEngine[C]):
     """Base class of engines that use llama.cpp's servers. Without option.base_url, they start a server themselves.
 
     Attributes:
@@ -80,36 +78,21 @@ class LlamaServers(RemoteEngine[C]):
     own_name = child.NAME
 
     def __init__(self, config: EngineConfig) -> None:
-        options = config.engine_options
-        self._child = None if "base_url" in options else child.start(config)
-        urls = options["base_url"] if self._child is None else (self._child.url,)
-        close_seconds = TLS_CLOSE if has_tls(urls) else 0.0
-        own = None if self._child is None else self._child.process
-        super().__init__("llamacpp", urls, float(options["base_url_timeout"]), close_seconds, own)
         self._config = config
-        key = None if self._child is None else self._child.key
-        connect_timeout = options.get("base_url_connect_timeout", _CONNECT_SECONDS)
-        self._client: HttpClient = self.complete(new_client(connect_timeout, tls=has_tls(urls), key=key))
-        self._name: str = options.get("base_url_model") or ""  # "": the first model of the first server
-        self._states = {url: LlamaServerState() for url in urls}
-        with ExitStack() as on_failure:
-            on_failure.callback(self.close)
-            description = repr(self._name) if self._name else "a model"
-            address = "option.base_url={}:" if own is None else f"{self.own_name} at {{}}"
-            try:
-                self.model, failed = self.complete(find_model(urls, self.model_at, self.fit, description, address))
-            except ConfigError:
-                if self._child is not None and (failure := self._child.failure()):
-                    raise ConfigError(f"{self.own_name} {failure}") from None
-                raise
-            self._name = self.model.name
-            self.begin("openai", self.model.max_tokens, config, failed)
+        self._child = None if "base_url" in config.engine_options else child.start(config)
+        if self._child is None:
+            super().__init__(SOFTWARE, config)
+        else:
+            super().__init__(SOFTWARE, config, self._child.process, self._child.key)
+        self._states = {server.url: LlamaServerState() for server in self._servers}
+        with self.closed_on_failure():
+            self.model = self.find("openai", config, self.model_at, self.fit, self.name)
+            self.name = self.model.name
             if self._child is not None:
                 props = self.complete(self._client.get(f"{self._child.url}/props"))
                 self.info = child.described(self.info, props)
                 self._child.log.end_start()
                 self.watch_own(self._child.process)
-            on_failure.pop_all()
 
     async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
@@ -120,7 +103,7 @@ class LlamaServers(RemoteEngine[C]):
         self._check_child()
         state = self._states[url]
         state.num_connections = self._client.num_connections
-        name = suitable(await self._client.models(url), self._name or None, None).name
+        name = suitable(await self._client.models(url), self.name or None, None).name
         model = _described(name, await self._client.get(f"{root(url)}/props"))
         if state.slots.count != model.num_slots:
             state.slots = Slots(model.num_slots)
@@ -190,9 +173,6 @@ class LlamaServers(RemoteEngine[C]):
                     silence.begin()
                 before = state
 
-    async def disconnect(self) -> None:
-        await self._client.close()
-
 
 @functools.lru_cache
 def has_projector(urls: tuple[str, ...]) -> bool:
@@ -210,16 +190,7 @@ def has_projector(urls: tuple[str, ...]) -> bool:
 
 def _ask_props(urls: Sequence[str]) -> list[bytes | BaseException]:
     """Return the description of each server, or the reason why there is none. This blocks for up to 5 s."""
-
-    async def ask() -> list[bytes | BaseException]:
-        client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
-        try:
-            return await asyncio.gather(*(client.get(f"{root(url)}/props") for url in urls), return_exceptions=True)
-        finally:
-            await client.close()
-
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        return thread.submit(asyncio.run, ask()).result()
+    return ask_each(urls, lambda client, url: client.get(f"{root(url)}/props"))
 
 
 def served_path(urls: Sequence[str]) -> Path:

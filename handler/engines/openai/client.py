@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import io
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from handler.config.environment import server_key
 from handler.core.event_stream import EventReader, StreamEvent
 from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
-from handler.engines.openai.kinds import OWNERS
-from handler.engines.remote.servers import Failed, common_kind
+from handler.engines.openai.kind import ServerKind
+from handler.engines.remote.servers import Failed
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
@@ -45,10 +44,6 @@ class HttpModel(NamedTuple):
     max_tokens: int | None
     is_adapter: bool = False
     path: str = ""
-
-    @property
-    def kinds(self) -> list[str]:
-        return [name for name, owner in OWNERS.items() if self.owner.startswith(owner)]
 
 
 class HttpClient:
@@ -211,6 +206,23 @@ class HttpClient:
             raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
 
 
+T = TypeVar("T")
+
+
+def ask_each(urls: Sequence[str], ask: Callable[[HttpClient, str], Awaitable[T]]) -> list[T | BaseException]:
+    """Ask each server once. Return what it answers, or the error. This blocks for up to 5 s per question."""
+
+    async def ask_all() -> list[T | BaseException]:
+        client = HttpClient(_MODELS_TIMEOUT, tls=has_tls(urls))
+        try:
+            return await asyncio.gather(*(ask(client, url) for url in urls), return_exceptions=True)
+        finally:
+            await client.close()
+
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
+        return thread.submit(asyncio.run, ask_all()).result()
+
+
 async def new_client(connect_timeout: float, *, tls: bool, key: str | None = None) -> HttpClient:
     """Return a client; see `HttpClient`. aiohttp needs a running event loop."""
     return HttpClient(connect_timeout, tls=tls, key=key)
@@ -221,7 +233,7 @@ def _payload(data: bytes) -> Any:
     return io.BytesIO(data) if len(data) > _LARGE else data
 
 
-def suitable(models: Sequence[HttpModel], name: str | None, kind: str | None) -> HttpModel:
+def suitable(models: Sequence[HttpModel], name: str | None, kind: ServerKind | None) -> HttpModel:
     """Return the server's model with this name and kind. None matches any name or any kind.
 
     Raises:
@@ -233,8 +245,9 @@ def suitable(models: Sequence[HttpModel], name: str | None, kind: str | None) ->
     if not matching:
         names = ", ".join(repr(other.name) for other in models[:8])
         raise Failed("serves another model", f"{names} instead of {name!r}")
-    if kind is not None and kind not in matching[0].kinds:
-        raise Failed("is of another kind", f"its models are owned by {matching[0].owner!r}, which is not {kind}")
+    if kind is not None and not matching[0].owner.startswith(kind.owner):
+        owner = f"its models are owned by {matching[0].owner!r}"
+        raise Failed("is of another kind", f"{owner}, which is not {kind.software.name}")
     return matching[0]
 
 
@@ -307,49 +320,3 @@ def _model(entry: Mapping[str, Any], limits: Mapping[str, int | None]) -> HttpMo
 
 def has_tls(urls: Sequence[str]) -> bool:
     return any(url.lower().startswith("https:") for url in urls)
-
-
-@functools.lru_cache
-def find_kind(urls: tuple[str, ...]) -> str:
-    """Find out the kind of the servers from their models' `owned_by` values. This blocks for up to 5 s.
-
-    Raises:
-        ConfigError: the kind of no server can be determined, or the kinds differ.
-    """
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
-    kinds = {url: kind for url in models if (kind := _common_kind(models[url]))}
-    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], OWNERS)
-
-
-def _common_kind(models: Sequence[HttpModel] | Failed) -> str:
-    """Return the only kind of server that may have all these models, or "" if no kind or several kinds may."""
-    kinds = set() if isinstance(models, Failed) else {tuple(model.kinds) for model in models}
-    match list(kinds):
-        case [(kind,)]:
-            return kind
-    return ""
-
-
-def _reason(url: str, models: Sequence[HttpModel] | Failed) -> str:
-    """Return why a server's kind is unknown."""
-    if isinstance(models, Failed):
-        ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; it must end with /v1"
-        return f"{url}: {models}{ending}"
-    owners = sorted({model.owner for model in models})
-    return f"{url}: its models are owned by {', '.join(owners) or 'nobody'}"
-
-
-async def _ask_once(urls: Sequence[str]) -> list[list[HttpModel] | Failed]:
-    client = HttpClient(_MODELS_TIMEOUT, tls=has_tls(urls))
-
-    async def ask(url: str) -> list[HttpModel] | Failed:
-        try:
-            return await client.models(url)
-        except Failed as error:
-            return error
-
-    try:
-        return await asyncio.gather(*map(ask, urls))
-    finally:
-        await client.close()

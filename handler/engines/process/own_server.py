@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from handler.config.environment import secrets as keys
+from handler.core.child_processes import Child
 from handler.core.terminal import escaped
 from handler.engines.process.output import LastError, LineSplitter
 from handler.engines.process.supervisor import (
@@ -71,7 +72,7 @@ class OwnServer:
         self._environment = environment
         self._marker = secrets.token_hex(16)
         self._output = LastError(*keys()) if output is None else output
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._reader: threading.Thread | None = None
         self._stop_watch: Callable[[], None] = lambda: None
         self.end: int | None = None
@@ -84,9 +85,8 @@ class OwnServer:
         """
         end_with_this_process(self._marker)
         with _default_signals():
-            self._process = subprocess.Popen(
+            self._process = Child(
                 self._command,
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd="/",
@@ -157,13 +157,11 @@ class OwnServer:
             return
         self._stop_watch()
         # A script may have started the server in another session, or may have left it without a parent.
-        others = {*descendants(self._process.pid), *processes_with(self._marker)} if _TCP[0].exists() else ()
+        # Once it has ended, its id may be that of another process.
+        below = descendants(self._process.pid) if self._process.status() is None else ()
+        others = {*below, *processes_with(self._marker)} if _TCP[0].exists() else ()
         opened = _open_all(others)
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        self._process.kill()
-        self._process.wait()
+        self._process.end(_END_SECONDS, signal.SIGTERM)
         _kill_all(opened)
         if self.end is not None:
             os.close(self.end)

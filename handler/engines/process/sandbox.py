@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from handler.core.child_processes import die_with_parent, serving_host, start
+from handler.core.child_processes import Child, die_with_parent, serving_host, start
 from handler.core.log import log_trace
 from handler.engines.process.ipc import ChannelClosed, Messages, send
 
@@ -31,6 +31,7 @@ _MAIN = "handler.engines.process.sandbox:main"
 _LOAD_SECONDS = 240.0
 _PAUSE = 30.0  # seconds between a failed start and the next one
 _FORK_SECONDS = 20.0  # for the beginning of a job, in addition to the job's limit
+_END_SECONDS = 5.0  # for the process to end after its socket has closed
 _EXIT_SECONDS = 0.01  # within which the exit of a killed process becomes visible
 _STOPPING = "the server is stopping"
 Spent = Callable[[float], object]
@@ -149,7 +150,7 @@ class Sandbox:
         self._name = f"the process where {purpose.subject} {purpose.verb}"
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._failed_at: float | None = None
         self._reason = ""
         self._closed = False
@@ -205,7 +206,7 @@ class Sandbox:
             try:
                 return self._outcome(ours, job, data, spent)
             except LimitExceeded:
-                if self._closed or _has_ended(process):
+                if self._closed or process.status(_EXIT_SECONDS) is not None:
                     raise _ProcessLost(f"{self._name} has ended") from None
                 spent(job.limits.seconds)
                 raise
@@ -215,7 +216,7 @@ class Sandbox:
                         self._kill()
                 raise
 
-    def _hand_over(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    def _hand_over(self, theirs: socket.socket) -> Child:
         for _ in range(2):
             with self._lock:
                 control, process = self._ensure_started()
@@ -246,7 +247,7 @@ class Sandbox:
 
     # -- the process ---------------------------------------------------------------------------------------------
 
-    def _ensure_started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _ensure_started(self) -> tuple[socket.socket, Child]:
         """Start the process if it is not running. The caller must hold the lock."""
         if self._closed:
             raise NotRun(_STOPPING)
@@ -266,7 +267,7 @@ class Sandbox:
             log.error("%s", self._reason)
             raise NotRun(self._reason) from None
 
-    def _start(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _start(self) -> tuple[socket.socket, Child]:
         control, theirs = socket.socketpair()
         self._control = control
         began = time.monotonic()
@@ -294,24 +295,15 @@ class Sandbox:
                 self._control.close()
                 self._control = None
             if self._process is not None:
-                self._process.wait()
+                self._process.end(_END_SECONDS)
 
     def _kill(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.end()
             self._process = None
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(_EXIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _results(channel: socket.socket, messages: Messages, data: bytes | memoryview, spent: Spent) -> list[Any]:

@@ -13,7 +13,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from handler.core.child_processes import start
+from handler.core.child_processes import Child, start
 from handler.core.errors import ServerLost
 from handler.core.log import log_trace
 from handler.core.text import Prompt
@@ -113,7 +112,7 @@ class EngineInstance:
         self._unsent = bytearray()
         self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._num_late = self._num_late_sent = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         self._output: EngineOutput | None = None
         if isolated:
             with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
@@ -175,9 +174,7 @@ class EngineInstance:
             self.channel.shutdown(socket.SHUT_RDWR)
         self.channel.close()
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if grace:
-                    self._process.wait(grace)
+            self._process.status(grace)
             self._process.kill()
             self._last_error()  # so that what the engine wrote at its end is passed on even if this process ends now
             # A large process takes a long time to end, and the caller must not wait for this.
@@ -187,9 +184,7 @@ class EngineInstance:
         """Return how the engine's process or thread ended, for the log and for clients."""
         if self._process is None:
             return "its thread ended"
-        try:
-            code = self._process.wait(0.1)
-        except subprocess.TimeoutExpired:
+        if (code := self._process.status(0.1)) is None:
             return "it closed its channel"
         if code == -signal.SIGKILL:
             return f"it was killed by signal {-code}"
@@ -537,6 +532,9 @@ for _ in range(20):
 """
 
 
+_watchers: list[Child] = []  # which outlive this process
+
+
 def end_with_this_process(*markers: str) -> None:
     """When this process ends, even if it is killed, end all processes in its session.
 
@@ -547,7 +545,7 @@ def end_with_this_process(*markers: str) -> None:
     might contain processes that do not belong to the engine.
     """
     if sys.platform == "linux" and os.getsid(0) == os.getpid():
-        subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid()), *markers], stdin=subprocess.DEVNULL)
+        _watchers.append(Child([sys.executable, "-S", "-c", _WATCHER, str(os.getpid()), *markers]))
 
 
 def end_with_children() -> Callable[[], None]:

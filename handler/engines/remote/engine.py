@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -29,7 +30,18 @@ from handler.engines.base import (
     Unsupported,
 )
 from handler.engines.process.own_server import OwnServer
-from handler.engines.remote.servers import Failed, NotLoaded, Part, Refused, RemoteServer, choose
+from handler.engines.remote.servers import (
+    A,
+    Failed,
+    M,
+    NotLoaded,
+    Part,
+    Refused,
+    RemoteServer,
+    Software,
+    choose,
+    find_model,
+)
 from handler.engines.remote.steps import Deliver, StepLoop
 
 _IDLE = 0.25  # maximum seconds between two steps, which may be empty; the supervisor would consider silence a hang
@@ -45,12 +57,6 @@ _MAX_SILENT = 3  # failures in a row, of which the last is a timeout, after whic
 _REAP, _REAP_INTERVAL = 1.0, 0.01  # seconds in which a process whose connections are closed ends; between two looks
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
 TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
-_NOT_ENFORCED = {
-    "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
-    "sglang": "; older versions with --reasoning-parser do so only after the reasoning has ended",
-    "trtllm": "; without guided_decoding_backend, it never does so",
-}
-"""Maps a kind of server to the end of the error message for structured output that the server does not enforce."""
 
 
 class RemoteCall(Protocol):
@@ -106,7 +112,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     """Engine that sends requests to servers; see `engines.base.Engine`. Subclasses implement the servers' protocol.
 
     Args:
-        kind: name of the servers in messages to clients.
+        kind: the software of the servers.
         max_silence: number of seconds without a token after which a request fails.
         close_seconds: number of seconds to wait for connections to close.
         own: server that the engine starts, which ends together with the engine; None if other servers are used.
@@ -118,7 +124,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     def __init__(
         self,
-        kind: str,
+        kind: Software,
         urls: Sequence[str],
         max_silence: float,
         close_seconds: float = 0.0,
@@ -205,6 +211,42 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         os.set_blocking(fd, True)  # uvloop makes it non-blocking: reading commands would spin
         return True
 
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the engine if the start that this context contains fails."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def find(
+        self,
+        name: str,
+        config: EngineConfig,
+        ask: Callable[[str], Awaitable[A]],
+        fit: Callable[[A, M | None], M],
+        model: str = "",
+    ) -> M:
+        """Wait until a server has a suitable model, and return the model; see `find_model` and `begin`.
+
+        Args:
+            model: name of the expected model for the log; "" if it may have any name.
+
+        Raises:
+            ConfigError: no server will ever have a suitable model, or the engine's own server has ended.
+        """
+        address = "option.base_url={}:" if self._own is None else f"{self.own_name} at {{}}"
+        urls = [server.url for server in self._servers]
+        try:
+            found, failed = self.complete(find_model(urls, ask, fit, repr(model) if model else "a model", address))
+        except ConfigError:
+            if failure := self.own_failure():
+                raise ConfigError(f"{self.own_name} {failure}") from None
+            raise
+        self.begin(name, found.max_tokens, config, failed)
+        return found
+
     def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:
         """Set the engine information from the servers' reports at startup.
 
@@ -220,7 +262,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         limits = [limit for limit in (max_tokens, config.options.max_model_len) if limit]
         if not limits:
             raise ConfigError(f"{urls[0]} does not report its maximum number of tokens: set option.max_model_len")
-        self.info = EngineInfo(name, self._kind, ", ".join(urls), "remote", min(limits))
+        self.info = EngineInfo(name, self._kind.name, ", ".join(urls), "remote", min(limits))
         self._steps.interval = min(self._steps.interval, config.options.engine_timeout / 4)
         for server in self._servers:
             if (error := failed.get(server.url)) is not None:
@@ -406,7 +448,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if self._loop.time() >= server.enforces_until:
             server.enforces_rules = await self._obeys(server, running, [0])
             server.enforces_until = self._loop.time() + TRUST
-        after_reasoning = rule.allows_text and request.sampling.thoughts is not None and self._kind == "vllm"
+        after_reasoning = rule.allows_text and request.sampling.thoughts is not None and self._kind.enforces_later
         if server.enforces_rules or after_reasoning:
             return True
         return await self._obeys(server, running, request.ids, request.sampling.cache_salt)
@@ -553,23 +595,23 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request that the server refuses. The client gets the server's message unless a token has arrived."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
-        words = client_words(error.words, self._secrets) or f"the {self._kind} server answered {error.status}"
+        words = client_words(error.words, self._secrets) or f"the {self._kind.name} server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
     def _refuse_rule(self, running: Running[C], server: RemoteServer) -> None:
-        words = f"the {self._kind} server does not enforce structured output on this prompt"
+        words = f"the {self._kind.name} server does not enforce structured output on this prompt"
         detail = f"{server.url} does not enforce it"
-        self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
+        self._end(running, words + self._kind.not_enforced, detail, refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
         """End a request for which servers were busy. The client may retry as soon as any of these servers allows it."""
         server, error = next(reversed(busy.items()))
         waits = [failure.retry_after for failure in busy.values() if failure.retry_after]
-        words = f"the {self._kind} server is busy: it {error.plain}"
+        words = f"the {self._kind.name} server is busy: it {error.plain}"
         self._end(running, words, f"{server.url} {error}", retry_after=min(waits, default=0.0))
 
     def _fail(self, running: Running[C], server: RemoteServer, error: Failed) -> None:
-        self._end(running, f"the {self._kind} server {error.plain}", f"{server.url} {error}")
+        self._end(running, f"the {self._kind.name} server {error.plain}", f"{server.url} {error}")
 
     def _end(
         self, running: Running[C], error: str, detail: str, *, refused: bool = False, retry_after: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import math
 import re
 import sys
@@ -13,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from handler.config.engines import ENGINES
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOutput
@@ -21,6 +23,32 @@ from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
 _IN_JSON = ("json_schema", "structural_tag", "choice")  # kinds of structured output
+
+
+class Software(NamedTuple):
+    """The software of servers, whatever their API.
+
+    Attributes:
+        name: value of option.base_url_kind, and the servers' name in messages to clients.
+        not_enforced: the end of the error for structured output that a server does not enforce.
+        enforces_later: whether a server that enforces structured output only after the reasoning also does so if the
+            response begins with reasoning.
+    """
+
+    name: str
+    not_enforced: str = ""
+    enforces_later: bool = False
+
+
+VLLM = Software("vllm", "; with --reasoning-parser, it does so only after the reasoning has ended", True)
+
+
+def kinds_of(engine: str) -> dict[str, Any]:
+    """Return the kinds of servers that an engine supports, by their names in option.base_url_kind."""
+    return {
+        name: importlib.import_module(f"handler.engines.{module}").KINDS[name]
+        for name, module in ENGINES[engine].kinds.items()
+    }
 
 
 class RemoteOptions(NamedTuple):

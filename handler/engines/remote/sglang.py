@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from handler.core.values import Sampling
 from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, regex_of
-from handler.engines.remote.servers import structured_output_of
+from handler.engines.remote.servers import Software, structured_output_of
 
 _FORBIDDEN = -1e9  # added to the logit of a forbidden token
 _TAGS_VERSION = (0, 5, 4)
@@ -16,6 +16,8 @@ _TAGS_VERSION = (0, 5, 4)
 _PENALTY_VERSION = (0, 5, 10)
 """The oldest of the versions that were read in which `repetition_penalty` has an effect."""
 STARTED = "the SGLang server was started with"
+
+SOFTWARE = Software("sglang", "; older versions with --reasoning-parser do so only after the reasoning has ended")
 
 
 def _bias(sampling: Sampling, *more: Any) -> dict[str, Any]:

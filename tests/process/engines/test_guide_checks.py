@@ -223,6 +223,17 @@ def test_it_can_be_closed_while_it_loads() -> None:
     assert checks.pid is None or not alive(checks.pid)
 
 
+def test_a_process_that_does_not_react_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_END_SECONDS", 0.05)
+    process = Sandbox(functools.partial(make_work, fake_guides.make), PURPOSE)
+    process.start()
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    process.close()
+    wait_for(lambda: not alive(pid), PATIENCE, "it lives on")
+
+
 def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
 

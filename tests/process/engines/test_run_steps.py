@@ -15,10 +15,12 @@ from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Interrupted, OwnServerLost, Step
 from handler.engines.grpc.engine import GrpcEngine
 from handler.engines.openai import engine as openai_engine
+from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.sglang.engine import SglangEngine
 from handler.engines.process.engine_process import Cancel, EngineFailed
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, RemoteServer, ResponseCheck
+from handler.engines.remote.servers import Failed, Part, RemoteServer, ResponseCheck, Software
 from tests.doubles import grpc_servers, sglang_server, tiny
 from tests.process.engines.engine_threads import EngineThread, engine_thread
 from tests.servers import wait_for
@@ -56,14 +58,14 @@ def test_statistics_are_reported_while_a_request_runs(monkeypatch: pytest.Monkey
     monkeypatch.setattr("handler.engines.process.engine_process._REPORT_INTERVAL", 0.01)
     with sglang_server.listening(context=8000, pace=0.01) as server:
 
-        class Counting(openai_engine.SglangEngine):
+        class Counting(SglangEngine):
             count = 0
 
             def statistics(self) -> EngineStatistics:
                 self.count += 1
                 return EngineStatistics(num_waiting=self.count)
 
-        with engine_thread(lambda: Counting(config(server, "sglang"), "sglang")) as host:
+        with engine_thread(lambda: Counting(config(server, "sglang"), KINDS["sglang"])) as host:
             host.send(EngineRequest(1, [5, 6, 7], LONG))
             reports = 0
             while reports < 5:
@@ -107,7 +109,7 @@ class Scripted(RemoteEngine[ResponseCheck]):
     """Request 1 gets a token, and its server fails when request 2 is cancelled. Other requests get many tokens."""
 
     def __init__(self, own: Own | None = None) -> None:
-        super().__init__("scripted", ["http://a"], 60.0, 0.0, own)
+        super().__init__(Software("scripted"), ["http://a"], 60.0, 0.0, own)
         self.begin("scripted", 1000, EngineConfig(Config()), {})
         self.fails = asyncio.Event()
 

@@ -22,7 +22,16 @@ from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOut
 from handler.engines.base import Alternatives, EngineConfig, EngineInfo, EngineRequest, Interrupted, Output
 from handler.engines.remote import engine as remote
 from handler.engines.remote.engine import RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, ResponseCheck, choose
+from handler.engines.remote.servers import (
+    VLLM,
+    Failed,
+    Part,
+    Refused,
+    RemoteServer,
+    ResponseCheck,
+    Software,
+    choose,
+)
 
 BUSY = Failed("is overloaded", busy=True)
 FAILED = Failed("broke down")
@@ -32,7 +41,7 @@ class Engine(RemoteEngine[ResponseCheck]):
     """An engine whose servers fail in the order of a script, and then send one token at a time."""
 
     def __init__(self, script: Sequence[Failed], num_tokens: int = 1) -> None:
-        super().__init__("scripted", ["http://a"], 60.0)
+        super().__init__(Software("scripted"), ["http://a"], 60.0)
         self.servers = self._servers
         self.script, self.num_tokens = iter(script), num_tokens
         self.on_trial: list[bool] = []
@@ -202,7 +211,7 @@ class Several(RemoteEngine[ResponseCheck]):
         max_silence: float = 60.0,
         checks: Sequence[Failed] = (),
         urls: Sequence[str] = (),
-        kind: str = "vllm",
+        kind: Software = VLLM,
     ) -> None:
         urls = urls or [f"http://server-{n}.example:80" for n in range(len(scripts))]
         super().__init__(kind, urls, max_silence)
@@ -721,7 +730,7 @@ RULE = StructuredOutput("regex", "[0-9]")
 class Obedient(Several):
     """Servers that enforce rules on prompts that begin with one of some ids: the choice of a probe is its token."""
 
-    def __init__(self, *ids: int, count: int = 1, kind: str = "vllm") -> None:
+    def __init__(self, *ids: int, count: int = 1, kind: Software = VLLM) -> None:
         super().__init__(*[[]] * count, kind=kind)
         self.ids, self.probes = ids, list[tuple[Sequence[int], str]]()
         self.choices: dict[ResponseCheck, str] = {}
@@ -794,10 +803,10 @@ def test_a_rule_after_reasoning_is_left_to_vllm_alone(obedient: Any) -> None:
     rule = RULE._replace(allows_text=True)
     thoughts = Thoughts(("<think>",), ("</think>",), is_open=True)
     for kind, given, finish in (
-        ("vllm", {"structured_output": rule, "thoughts": thoughts}, Finish.LENGTH),
-        ("vllm", {"structured_output": rule}, Finish.ERROR),
-        ("vllm", {"structured_output": RULE, "thoughts": thoughts}, Finish.ERROR),
-        ("tgi", {"structured_output": rule, "thoughts": thoughts}, Finish.ERROR),
+        (VLLM, {"structured_output": rule, "thoughts": thoughts}, Finish.LENGTH),
+        (VLLM, {"structured_output": rule}, Finish.ERROR),
+        (VLLM, {"structured_output": RULE, "thoughts": thoughts}, Finish.ERROR),
+        (Software("tgi"), {"structured_output": rule, "thoughts": thoughts}, Finish.ERROR),
     ):
         engine = obedient(kind=kind)
         end = end_of(engine, request(1, **given))

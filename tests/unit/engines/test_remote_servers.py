@@ -18,8 +18,8 @@ from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.grpc.client import CONTRACTS
-from handler.engines.openai.kinds import KINDS
-from handler.engines.openai.sglang import generate
+from handler.engines.openai.completions import KINDS
+from handler.engines.openai.sglang.api import generate
 from handler.engines.remote.servers import (
     Failed,
     Part,
@@ -39,7 +39,7 @@ from handler.engines.remote.servers import (
 OPTIONS = RemoteOptions("remote", "http://host:8000")
 
 SERVERS: dict[str, Callable[[Sampling], Any]] = {
-    **{kind: partial(servers.body, "model", [1]) for kind, servers in KINDS.items() if kind != "sglang"},
+    **{kind: partial(servers.body, "model", [1]) for kind, servers in KINDS.items()},
     "sglang": lambda sampling: generate("model", [1], sampling),
     **{f"{name} by gRPC": partial(contract.request, "id", [1]) for name, contract in CONTRACTS.items()},
 }

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from handler.core import log, loop
+from handler.core.child_processes import Child
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
@@ -482,6 +483,8 @@ class Program:
     def kill(self) -> None:
         self.calls.append("kill")
 
+    status = Child.status
+
 
 class Launched(NamedTuple):
     instance: EngineInstance
@@ -576,7 +579,7 @@ def test_a_stopped_engine_is_killed_after_its_grace(launched: Launch, code: int 
     thread_of_the_wait = [found for found in threading.enumerate() if found.name == "engine-reaper"]
     for found in thread_of_the_wait:
         found.join(PATIENCE)
-    assert one.program.calls == [*([("wait", grace)] if grace else []), "kill", ("wait", None)]
+    assert one.program.calls == [("wait", grace), "kill", ("wait", None)]
     one.theirs.settimeout(PATIENCE)
     messages = Messages(one.theirs)
     messages.next()
@@ -1006,7 +1009,7 @@ def test_changes_of_adapters_are_answered_with_their_keys() -> None:
 def test_only_the_leader_of_a_session_has_it_ended(monkeypatch: pytest.MonkeyPatch, leads: bool) -> None:
     started: list[Any] = []
     monkeypatch.setattr(os, "getsid", lambda pid: os.getpid() if leads else 1)
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: started.append(command[-1]))
+    monkeypatch.setattr("handler.engines.process.supervisor.Child", lambda command: started.append(command[-1]))
     end_with_this_process()
     assert started == ([str(os.getpid())] if leads else [])
 

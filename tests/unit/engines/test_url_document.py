@@ -11,8 +11,10 @@ from handler.config.options.tables import REMOTE
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.grpc.client import CONTRACTS
+from handler.engines.openai import completions
 from handler.engines.openai.engine import capabilities
 from handler.engines.openai.kinds import KINDS
+from handler.engines.openai.sglang.api import generate
 from tests.docs.pages import fill, table
 from tests.parameter_matrix import FIELD_VALUES
 
@@ -33,6 +35,9 @@ NAMES = {
     "return_generation_logits": "outputs: generation_logits",
 }
 _NUMBERS = {3: "three", 4: "four", 5: "five"}
+BODIES = {**{name: kind.body for name, kind in completions.KINDS.items()}, "sglang": generate}
+"""The kinds with a column in the table, and what makes the body of a request."""
+OWN_PAGES = {"llamacpp"}
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": 'root ::= "c"', "choice": '["a"]'}
 
 
@@ -65,7 +70,7 @@ def _tables(kinds: Mapping[str, Capabilities]) -> str:
 
 def render() -> str:
     """Return the page with the tables of both engines."""
-    page = fill(DOCUMENT.read_text(), "parameters", _tables({kind: _able(kind) for kind in KINDS}))
+    page = fill(DOCUMENT.read_text(), "parameters", _tables({kind: _able(kind) for kind in BODIES}))
     page = fill(page, "grpc parameters", _tables({name: one.capabilities for name, one in CONTRACTS.items()}))
     return fill(page, "grpc features", _features())
 
@@ -90,14 +95,15 @@ def test_the_document_names_every_option() -> None:
 
 def test_what_is_not_refused_changes_the_request() -> None:
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
-    for kind in KINDS:
+    assert BODIES.keys() == KINDS.keys() - OWN_PAGES, "a kind needs a column"
+    for kind, body in BODIES.items():
         unsupported = _able(kind).unsupported
-        plain = KINDS[kind].body("m", [1], Sampling(**base))
+        plain = body("m", [1], Sampling(**base))
         for field in set(Sampling._fields) - unsupported.keys() - HANDLERS_OWN:
             sampling = Sampling(**{**base, field: FIELD_VALUES[field]})
-            assert KINDS[kind].body("m", [1], sampling) != plain, field
+            assert body("m", [1], sampling) != plain, field
         guided = [
-            KINDS[kind].body("m", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
+            body("m", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
             for guide in {**GUIDES, "regex": "b"}.items()  # for SGLang, a choice is a regular expression too
         ]
         assert len({str(body) for body in (plain, *guided)}) == 1 + len(GUIDES)

@@ -13,7 +13,7 @@ from handler.core.errors import ServingError
 from handler.core.text import Vocabulary
 from handler.engines.base import Capabilities
 from handler.engines.llamacpp.parameters import CAPABILITIES as LLAMACPP
-from handler.engines.openai.sglang import SGLANG
+from handler.engines.openai.sglang.api import SGLANG
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.registry import INVOCATIONS, ROUTES

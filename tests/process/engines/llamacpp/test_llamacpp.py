@@ -29,7 +29,7 @@ from handler.engines.llamacpp.answer import Tokens, aligned
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai import engine as openai_engine
-from handler.engines.openai.client import find_kind
+from handler.engines.openai.kinds import find_kind
 from handler.engines.remote import servers as remote_servers
 from handler.engines.remote.servers import Failed
 from tests.checkpoints import byte_gguf

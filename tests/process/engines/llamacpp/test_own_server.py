@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -337,46 +337,67 @@ def test_warnings_about_requests_are_not_logged() -> None:
     ]
 
 
-def running(boot: str, *read: LastError) -> own_server.OwnServer:
-    """A program whose output is read as that of a llama-server, or of a server without a format of its own."""
-    found = own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, *read)
-    found.start()
-    return found
+class Running(Protocol):
+    def __call__(self, boot: str, *read: LastError) -> own_server.OwnServer: ...
+
+
+@pytest.fixture
+def running(alone: None) -> Iterator[Running]:
+    """Starts programs whose output is read as that of a llama-server, or of a server without a format of its own."""
+    made: list[own_server.OwnServer] = []
+
+    def start(boot: str, *read: LastError) -> own_server.OwnServer:
+        made.append(own_server.OwnServer("http", "llama-server", [sys.executable, "-c", boot], os.environ, *read))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for server in made:
+        server.stop()
 
 
 FLOOD = "import sys, time\nfor n in range(3000): print('E line', n, 'x' * 500)\nprint('E the end', flush=True)\n"
 
 
-@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("read", [(child.ServerLog(),), ()], ids=["llama-server", "another"])
 @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it goes on"])
 def test_a_flood_of_lines_is_cut(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    read: Sequence[LastError],
-    *,
-    ends: bool,
+    running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Sequence[LastError], *, ends: bool
 ) -> None:
     monkeypatch.setattr(own_server, "_MOST_LINES", 5)
     monkeypatch.setattr(own_server, "_PERIOD", 3600.0 if ends else 2.0)
-    server = running(FLOOD + ("" if ends else "time.sleep(3600)"), *read)
-    text, lines, omitted = "", list[str](), list[int]()
+    log, lines = tmp_path / "log", list[str]()
 
     def is_told() -> bool:
-        nonlocal text
-        text += capfd.readouterr().err  # it may end within a line
-        lines[:] = text.splitlines()
-        omitted[:] = [int(line.split()[2]) for line in lines if "lines were omitted" in line]
+        lines[:] = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        omitted = [int(line.split()[2]) for line in lines if "lines were omitted" in line]
         return sum(omitted) + len(lines) - len(omitted) == 3001
 
-    wait_for(is_told, 60, "the lines that were omitted are not counted")
+    with log.open("w") as stderr:  # what pytest captures may lose bytes that are written while it is read
+        monkeypatch.setattr(sys, "stderr", stderr)
+        server = running(FLOOD + ("" if ends else "time.sleep(3600)"), *read)
+        wait_for(is_told, 60, "the lines that were omitted are not counted")
+        server.stop()
     assert lines[0].startswith("ERROR llama-server: line 0 xxx" if read else "E line 0 xxx")
-    assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines were omitted, because there were too many"]
+    assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines were omitted, because there were too many\n"]
+
+
+def test_a_stop_may_come_twice_and_late(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = running("")
+    wait_for(lambda: server.exit_status == 0, 60, "it does not end")
+    asked: list[int] = []
+
+    def descendants(pid: int) -> Sequence[int]:
+        asked.append(pid)
+        return ()
+
+    monkeypatch.setattr(own_server, "descendants", descendants)
     server.stop()
+    server.stop()
+    assert (server.exit_status, asked) == (0, []), "its id may be that of another process"
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_nobody_reads_does_not_stop_the_server(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -412,13 +433,11 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
     assert log.error == "", "the server has started in spite of it"
 
 
-@pytest.mark.usefixtures("alone")
-def test_an_error_of_a_server_that_runs_is_not_its_end() -> None:
+def test_an_error_of_a_server_that_runs_is_not_its_end(running: Running) -> None:
     log = child.ServerLog()
     log.read("E srv  load_model: an error")
     server = child.LlamaServer(running("import time; time.sleep(3600)", log), log, "key")
     assert (log.error, server.failure()) == ("srv load_model: an error", "")
-    server.process.stop()
 
 
 def test_only_recent_errors_are_the_reason_of_a_later_end(monkeypatch: pytest.MonkeyPatch) -> None:

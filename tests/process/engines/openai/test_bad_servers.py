@@ -18,8 +18,9 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
-from handler.engines.openai.client import find_kind
-from handler.engines.openai.engine import UrlEngine, load
+from handler.engines.openai.engine import load
+from handler.engines.openai.kinds import find_kind
+from handler.engines.openai.url_engine import UrlEngine
 from handler.engines.remote import servers
 from handler.engines.remote.engine import RemoteEngine
 from tests.app.server import AppServer, serve

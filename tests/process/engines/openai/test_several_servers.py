@@ -12,8 +12,8 @@ from handler.core.errors import ConfigError
 from handler.core.values import Finish
 from handler.engines.base import EngineRequest
 from handler.engines.openai import client
-from handler.engines.openai.client import find_kind
-from handler.engines.openai.engine import UrlEngine
+from handler.engines.openai.kinds import find_kind
+from handler.engines.openai.url_engine import UrlEngine
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from tests.one_test import in_one_test

@@ -14,9 +14,9 @@ import pytest
 from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Pooling, Sampling, StructuredOutput
 from handler.engines.base import EngineRequest, Output
-from handler.engines.openai import sglang
-from handler.engines.openai.client import find_kind
-from handler.engines.openai.engine import SglangEngine
+from handler.engines.openai.kinds import find_kind
+from handler.engines.openai.sglang import api as sglang
+from handler.engines.openai.sglang.engine import SglangEngine
 from handler.engines.remote.servers import Failed
 from handler.engines.remote.sglang import guide
 from tests.doubles.sglang_server import DONE, HANG, NEVER, SglangServer, best, event, listening, score
@@ -222,7 +222,7 @@ def test_a_seed_needs_deterministic_inference() -> None:
 
 
 def test_flags_that_changed_are_asked_before_a_seed_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handler.engines.openai.engine.TRUST", 0.0)
+    monkeypatch.setattr("handler.engines.openai.sglang.engine.TRUST", 0.0)
     monkeypatch.setattr("handler.engines.remote.engine._ASK_AGAIN", 0.0)
     seeded = DRAWN._replace(seed=1)
     with listening(deterministic=True) as server, engine(server) as found:

@@ -13,9 +13,9 @@ import pytest
 
 from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import NO_LORA, EngineRequest
-from handler.engines.openai.adapters import AllowedPaths, ServerAdapters, loaded_name
 from handler.engines.openai.client import HttpModel
-from handler.engines.openai.engine import SglangEngine
+from handler.engines.openai.sglang.adapters import AllowedPaths, ServerAdapters, loaded_name
+from handler.engines.openai.sglang.engine import SglangEngine
 from handler.engines.remote import engine as remote_engine
 from tests.doubles.sglang_server import SglangServer, listening
 from tests.one_test import in_one_test
@@ -110,7 +110,7 @@ def test_a_server_that_was_restarted_loads_it_again(version: str) -> None:
 
 
 def test_a_name_that_stands_for_another_adapter_after_a_restart_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handler.engines.openai.engine.TRUST", 0.0)
+    monkeypatch.setattr("handler.engines.openai.sglang.engine.TRUST", 0.0)
     monkeypatch.setattr(remote_engine, "_ASK_AGAIN", 0.0)
     with loading() as server, engine(server) as found:
         assert ask(found, "/models/german") == ([105, 106], *LENGTH)

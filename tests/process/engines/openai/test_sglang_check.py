@@ -13,8 +13,8 @@ import pytest
 from handler.config.config import Config
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.openai import check
 from handler.engines.openai.engine import checks_structured_output, structured_output_check
+from handler.engines.openai.sglang import check
 from handler.engines.structured_output import xgrammar
 from tests.doubles.sglang_server import listening
 from tests.one_test import in_one_test

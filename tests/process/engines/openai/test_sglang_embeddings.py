@@ -17,7 +17,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest, Output
-from handler.engines.openai.embeddings import SglangPooling
+from handler.engines.openai.sglang.embeddings import SglangPooling
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from tests.doubles.sglang_server import SglangServer, listening

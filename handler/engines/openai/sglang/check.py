@@ -9,20 +9,17 @@ sampling/sampling_batch_info.py).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.openai.client import HttpClient, has_tls
-from handler.engines.openai.sglang import native
+from handler.engines.openai.client import HttpClient, ask_each
+from handler.engines.openai.sglang.api import native
 from handler.engines.remote.sglang import guide
 from handler.engines.structured_output.xgrammar import XgrammarCheck, ignored_keyword
 
-_ASK_TIMEOUT = 5.0  # seconds for a connection
 _XGRAMMAR = "xgrammar"
 _KINDS = {"json_schema": "JSON", "regex": "REGEX", "ebnf": "EBNF", "structural_tag": "STRUCTURAL_TAG"}
 """Maps each of SGLang's parameters for structured output to the kind of its text; see `XgrammarCheck`."""
@@ -55,21 +52,9 @@ def uses_xgrammar(urls: Sequence[str]) -> bool:
     """
     if find_spec(_XGRAMMAR) is None:
         return False
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
-        reports = thread.submit(asyncio.run, _server_infos(urls)).result()
-    return any(not isinstance(report, dict) or _backend(report) == _XGRAMMAR for report in reports)
 
+    def ask(client: HttpClient, url: str) -> Awaitable[Any]:
+        return client.document(f"{native(url)}/server_info", f"{native(url)}/get_server_info")
 
-def _backend(report: dict[str, Any]) -> Any:
-    return report.get("grammar_backend") or _XGRAMMAR
-
-
-async def _server_infos(urls: Sequence[str]) -> list[Any]:
-    """Return the report of each server, or the reason why there is none."""
-    client = HttpClient(_ASK_TIMEOUT, tls=has_tls(urls))
-    try:
-        roots = map(native, urls)
-        reports = (client.document(f"{root}/server_info", f"{root}/get_server_info") for root in roots)
-        return await asyncio.gather(*reports, return_exceptions=True)
-    finally:
-        await client.close()
+    backends = (isinstance(report, dict) and report.get("grammar_backend") for report in ask_each(urls, ask))
+    return any((backend or _XGRAMMAR) == _XGRAMMAR for backend in backends)

@@ -6,7 +6,6 @@ Sources: SGLang 0.5.23 (sglang/srt/entrypoints/http_server.py, managers/tokenize
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,9 +16,10 @@ from handler.core.values import Extras, Finish
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
 from handler.engines.openai.answer import shortened
-from handler.engines.openai.client import HttpClient, has_tls, new_client, suitable
-from handler.engines.openai.sglang import SglangServer, native
-from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.openai.client import suitable
+from handler.engines.openai.sglang.api import SglangServer, native
+from handler.engines.openai.url_engine import HttpEngine
+from handler.engines.remote.engine import Running
 from handler.engines.remote.servers import (
     Failed,
     Part,
@@ -27,10 +27,10 @@ from handler.engines.remote.servers import (
     Refused,
     RemoteServer,
     check_same,
-    find_model,
     other_size,
     score,
 )
+from handler.engines.remote.sglang import SOFTWARE
 
 _MODES = ("cls", "last")
 """Pooling modes of SGLang's models. The class of the model decides, whatever its files say."""
@@ -47,7 +47,7 @@ class EmbeddingModel(NamedTuple):
     normalizes: bool
 
 
-class SglangPooling(RemoteEngine[PooledCall]):
+class SglangPooling(HttpEngine[PooledCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
     The server pools. The engine truncates an embedding to the requested dimensions, and normalizes it if the model's
@@ -55,22 +55,15 @@ class SglangPooling(RemoteEngine[PooledCall]):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        options = config.engine_options
-        urls = options["base_url"]
-        super().__init__("sglang", urls, float(options["base_url_timeout"]), TLS_CLOSE if has_tls(urls) else 0.0)
-        self._files: PoolingFiles = read_pooling(config.model_path)
-        if self._files.mode not in _MODES:
-            raise ConfigError(f"the model's files specify {self._files.mode} pooling, which SGLang does not support")
-        self._model_name: str | None = options.get("base_url_model") or None
-        self._client: HttpClient = self.complete(new_client(options["base_url_connect_timeout"], tls=has_tls(urls)))
-        with ExitStack() as on_failure:
-            on_failure.callback(self.close)
-            description = repr(self._model_name) if self._model_name else "a model"
-            self._model, failed = self.complete(find_model(urls, self._model_at, _fit, description))
-            self.begin("openai", self._model.max_tokens, config, failed)
-            max_tokens = self._files.limit(self.info.max_total_tokens)
-            self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
-            on_failure.pop_all()
+        super().__init__(SOFTWARE, config)
+        with self.closed_on_failure():
+            self._files: PoolingFiles = read_pooling(config.model_path)
+            if self._files.mode not in _MODES:
+                reason = f"the model's files specify {self._files.mode} pooling, which SGLang does not support"
+                raise ConfigError(reason)
+            self._model = self.find("openai", config, self._model_at, _fit, self.name)
+        max_tokens = self._files.limit(self.info.max_total_tokens)
+        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
 
     async def _model_at(self, url: str) -> EmbeddingModel:
         """Return a server's model. An embedding shows its dimensions, and whether the server normalizes.
@@ -78,7 +71,7 @@ class SglangPooling(RemoteEngine[PooledCall]):
         Raises:
             Failed: the server has no model yet, or its model does not compute embeddings.
         """
-        model = suitable(await self._client.models(url), self._model_name, None)
+        model = suitable(await self._client.models(url), self.name or None, None)
         report = await SglangServer.ask(self._client, url, generates=False)
         try:
             values = await self._encode(url, [_ANY_ID, _ANY_ID])
@@ -131,9 +124,6 @@ class SglangPooling(RemoteEngine[PooledCall]):
         """Check that a server serves the model and accepts as many tokens as this engine."""
         model = _fit(await self._model_at(server.url), self._model)
         self.check_max_tokens(model.max_tokens)
-
-    async def disconnect(self) -> None:
-        await self._client.close()
 
 
 def _fit(model: EmbeddingModel, first: EmbeddingModel | None) -> EmbeddingModel:

@@ -44,7 +44,6 @@ from handler.engines.remote.sglang import (
 if TYPE_CHECKING:
     from handler.engines.openai.client import HttpClient
 
-NO_MEDIA = dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens")
 _NO_MEDIA = dict.fromkeys(MEDIA, "SGLang tokenizes a prompt with media again, and this handler sends it only tokens")
 
 _REASONS = {

@@ -1,0 +1,1 @@
+"""SGLang's servers, used by their own API instead of OpenAI's, which returns no token ids there."""
