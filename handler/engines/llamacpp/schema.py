@@ -10,7 +10,6 @@ import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from handler.engines.structured_output.characters import choice_of, either
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.json_grammar import integers, numbers
 from handler.engines.structured_output.keywords import (
@@ -24,6 +23,7 @@ from handler.engines.structured_output.keywords import (
     names_in,
     target_of,
 )
+from handler.engines.structured_output.nodes import choice_of, either
 from handler.engines.structured_output.regex import regex_grammar
 
 _MAX_DEPTH = 64  # of nested subschemas, which llama.cpp visits by recursion

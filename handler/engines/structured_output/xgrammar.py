@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.engines.huggingface.tokenizer import auto_tokenizer
-from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
+from handler.engines.structured_output.abridged import MARKER
+from handler.engines.structured_output.ebnf import acyclic, cycles
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.keywords import (
     HEADS,
