@@ -10,6 +10,7 @@ import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from handler.core.json_pointer import target_of
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.json_grammar import integers, numbers
 from handler.engines.structured_output.keywords import (
@@ -21,7 +22,6 @@ from handler.engines.structured_output.keywords import (
     Types,
     is_idle,
     names_in,
-    target_of,
 )
 from handler.engines.structured_output.nodes import choice_of, either
 from handler.engines.structured_output.regex import regex_grammar

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from handler.core.json_pointer import target_of
 from handler.engines.structured_output.characters import literal
 from handler.engines.structured_output.formats import FORMATS
-from handler.engines.structured_output.keywords import target_of
 from handler.engines.structured_output.nodes import choice_of, either
 from handler.engines.structured_output.regex import regex_grammar
 

@@ -356,12 +356,13 @@ def rewritten_schema(schema: Any) -> Any:
 def test_patterns_and_formats_are_rewritten_where_they_are_schemas() -> None:
     quote: Any = {"type": "string", "pattern": '^"$'}
     ours = {"type": "string", "pattern": r"\u005c\u0022"}
-    same = {"enum": [quote], "default": quote, "examples": [quote], "pattern": "x" * 0, "x-mine": quote}
+    same = {"enum": [quote], "default": quote, "examples": [quote], "pattern": "x" * 0}
     schema = {
         "$defs": {"a": quote},
         "properties": {"pattern": quote, "format": {"type": "string", "format": "ipv4"}, "b": {"anyOf": [quote, True]}},
         "items": {"prefixItems": [quote], "propertyNames": quote},
         "patternProperties": {'"': quote},
+        "x-mine": quote,  # a reference may lead to it
         **same,
     }
     found = rewritten_schema(schema)
@@ -374,6 +375,7 @@ def test_patterns_and_formats_are_rewritten_where_they_are_schemas() -> None:
         "properties": {"pattern": ours, "b": {"anyOf": [ours, True]}},
         "items": {"prefixItems": [ours], "propertyNames": ours},
         "patternProperties": {r"\u005c\u0022": ours},
+        "x-mine": ours,
         **same,
     }
 
@@ -393,10 +395,8 @@ def test_what_is_not_ours_to_rewrite_stays(schema: Any) -> None:
     assert rewritten_schema(schema) == schema
 
 
-def test_a_schema_nested_deeply_is_rewritten_as_far_as_it_is_read() -> None:
-    assert rewritten_schema(deep(300, {"type": "string", "pattern": '"'})) == deep(
-        300, {"type": "string", "pattern": '"'}
-    )
+def test_a_schema_may_be_nested_deeply() -> None:
+    assert rewrite(StructuredOutput("json_schema", '{"pattern": "a", "items":' * 900 + "{}" + "}" * 900))
     assert rewritten_schema(deep(9, {"pattern": "a"})) == deep(9, {"pattern": "a"})
 
 
