@@ -20,7 +20,7 @@ from handler.core.values import Sampling, StructuredOutput, Task
 from handler.engines.base import Capabilities, EngineConfig, Rule, arguments, drawn_or, unless_neutral
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.schema import schema_grammar
-from handler.engines.structured_output.characters import choice_of
+from handler.engines.structured_output.nodes import choice_of
 from handler.engines.structured_output.references import with_plain_references
 from handler.engines.structured_output.regex import regex_grammar
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from handler.engines.structured_output.characters import choice_of, either
+from handler.core.json_pointer import target_of
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.json_grammar import integers, numbers
 from handler.engines.structured_output.keywords import (
@@ -22,8 +22,8 @@ from handler.engines.structured_output.keywords import (
     Types,
     is_idle,
     names_in,
-    target_of,
 )
+from handler.engines.structured_output.nodes import choice_of, either
 from handler.engines.structured_output.regex import regex_grammar
 
 _MAX_DEPTH = 64  # of nested subschemas, which llama.cpp visits by recursion

@@ -32,9 +32,11 @@ from handler.engines.openvino.decoder.graph import decoder_graph
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
-from handler.engines.structured_output.characters import choice_of, is_misread, literal, respelled
-from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
+from handler.engines.structured_output.abridged import MARKER, abridged_parts
+from handler.engines.structured_output.characters import is_misread, literal
+from handler.engines.structured_output.ebnf import Unreadable, acyclic, respelled
 from handler.engines.structured_output.json_grammar import json_grammar
+from handler.engines.structured_output.nodes import choice_of
 from handler.engines.structured_output.references import with_plain_references
 from handler.engines.structured_output.regex import regex_grammar
 from handler.engines.structured_output.validator import sort

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from handler.engines.structured_output.characters import choice_of, either, literal
+from handler.core.json_pointer import target_of
+from handler.engines.structured_output.characters import literal
 from handler.engines.structured_output.formats import FORMATS
-from handler.engines.structured_output.keywords import target_of
+from handler.engines.structured_output.nodes import choice_of, either
 from handler.engines.structured_output.regex import regex_grammar
 
 # Ranges of numbers are converted here, because GenAI's xgrammar accepts numbers outside a range. Exponents are not
@@ -103,7 +104,7 @@ class _Range:
         self._unit = 10**decimals
         self._low, self._high = low, high
         self._digits = len(str(high // self._unit))
-        zero = self._end(0)
+        zero = self._fraction(0)
         branches = _branches(lambda digit: self._more(digit, 1), least=1)
         self.grammar = either(branches if zero is None else [f'"0" {zero}', *branches])
 
@@ -112,49 +113,43 @@ class _Range:
 
         Return None if no number in the range begins with these digits.
         """
-        inside = [self._contains(value, more) for more in range(self._digits - length + 1)]
+        inside = [self._contains(value, more, self._unit) for more in range(self._digits - length + 1)]
         if None in inside:
-            end = self._end(value)
+            end = self._fraction(value)
             branches = _branches(lambda digit: self._more(value * 10 + digit, length + 1)) if len(inside) > 1 else []
-            rests = [*([] if end is None else [end]), *branches]
-            return either(rests) if rests else None
+            return either([*([] if end is None else [end]), *branches])
         counts = [more for more, is_inside in enumerate(inside) if is_inside]
-        return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
+        return f"{_any(counts[0], counts[-1])} {self._fraction(value * 10 ** counts[0])}" if counts else None
 
-    def _contains(self, value: int, more: int) -> bool | None:
-        """Return whether the range contains all numbers whose integer part is `value` followed by `more` digits.
+    def _fraction(self, value: int, places: int = 0) -> str | None:
+        """Return the grammar for the text after `value`, or None if no number in the range begins with it.
+
+        Trailing zeros are optional, as is the point before them.
+
+        Args:
+            places: number of decimals in `value`, which has no point. If it is 0, the point may follow.
+        """
+        more = self._decimals - places
+        is_inside = self._contains(value, more)
+        if is_inside and (places or not more):
+            return _any(0, more)
+        if is_inside is False:
+            return None
+        branches = _branches(lambda digit: self._fraction(value * 10 + digit, places + 1))
+        if not places:
+            branches = [f'"." {either(branches)}']
+        return either(['""', *branches] if self._contains(value * 10**more, 0) else branches)
+
+    def _contains(self, value: int, more: int, unit: int = 1) -> bool | None:
+        """Return whether the range contains all numbers that are `value` followed by `more` digits, in this unit.
 
         Return None if only some of these numbers are in the range.
         """
-        least = value * 10**more * self._unit
-        most = (value + 1) * 10**more * self._unit - 1
+        least = value * 10**more * unit
+        most = (value + 1) * 10**more * unit - 1
         if self._low <= least and most <= self._high:
             return True
         return False if most < self._low or least > self._high else None
-
-    def _end(self, value: int) -> str | None:
-        """Return the grammar for the text after the integer part `value`, or None if the range has no such number."""
-        least = max(self._low - value * self._unit, 0)
-        most = min(self._high - value * self._unit, self._unit - 1)
-        return self._fraction(least, most) if least <= most else None
-
-    def _fraction(self, low: int, high: int) -> str:
-        """Return the grammar for the point and decimals. Trailing zeros are optional, as is the point before them."""
-        if not self._decimals:
-            return '""'
-        after = either(_branches(lambda digit: self._decimal(digit, 1, low, high)))
-        return f'("" | "." {after})' if low == 0 else f'"." {after}'
-
-    def _decimal(self, value: int, length: int, low: int, high: int) -> str | None:
-        scale = 10 ** (self._decimals - length)
-        least = value * scale
-        most = (value + 1) * scale - 1
-        if most < low or least > high:
-            return None
-        if low <= least and most <= high:
-            return _any(0, self._decimals - length)
-        branches = _branches(lambda digit: self._decimal(value * 10 + digit, length + 1, low, high))
-        return either(['""', *branches] if low <= least else branches)
 
 
 def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from handler.core.json_pointer import target_of
 
 HEADS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """Keywords that replace all others of their subschema in grammars."""
@@ -28,6 +30,12 @@ OF_TYPE: Mapping[str, Sequence[str]] = {
 LIMITING = frozenset(("type", *HEADS, *NEVER, *(name for names in OF_TYPE.values() for name in names)))
 """Keywords that restrict values. All others are annotations."""
 
+_DATA = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by names, which may be those of keywords."""
+
 _MAX_LOOKUPS = 10_000  # subschemas and values per schema whose types are looked up
 
 
@@ -47,12 +55,23 @@ def implied_type(schema: Mapping[str, Any]) -> str | None:
     return "array" if any(name in schema for name in ("items", "prefixItems", "unevaluatedItems")) else None
 
 
-def target_of(reference: str, root: Any) -> Any:
-    """Resolve a plain reference, or return None if its target does not exist. Servers refuse such a reference."""
-    target = root
-    for name in reference.split("/")[1:]:
-        target = target.get(name) if isinstance(target, dict) else None
-    return target
+def mapped(schema: Any, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
+    """Return a schema in which `change` has replaced every object that may be a schema, the outer ones first.
+
+    Raises:
+        RecursionError: the schema is nested too deeply.
+    """
+    if isinstance(schema, list):
+        return [mapped(item, change) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(change(schema))
+    for name, value in result.items():
+        if name in _BY_NAME and isinstance(value, dict):
+            result[name] = {key: mapped(below, change) for key, below in value.items()}
+        elif name not in _DATA:
+            result[name] = mapped(value, change)
+    return result
 
 
 def names_in(value: Any) -> list[str]:

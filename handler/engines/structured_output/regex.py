@@ -10,57 +10,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from handler.engines.structured_output.characters import (
-    LAST,
-    LAST_EXCLUDED,
-    Range,
-    character_class,
-    choice_of,
-    complement,
-    either,
-    joined,
-    literal,
-    without,
+from handler.engines.structured_output.characters import LAST, LAST_EXCLUDED, Range, complement, joined, without
+from handler.engines.structured_output.nodes import (
+    Anchor,
+    Characters,
+    Choice,
+    Node,
+    Repeat,
+    Series,
+    Text,
+    choice,
+    element,
+    mapped,
+    series,
+    text_of,
+    tree_of,
+    walk,
 )
 
 _MAX_DEPTH = 64  # of nested groups
 _MAX_REPETITIONS = 1 << 20
-
-
-@dataclass(frozen=True)
-class _Characters:
-    """One character of a set. `listed` contains those that the expression names one by one."""
-
-    ranges: Sequence[Range]
-    listed: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class _Anchor:
-    at_start: bool
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    parts: Sequence[_Node]
-
-
-@dataclass(frozen=True)
-class _Choice:
-    branches: Sequence[_Node]
-
-
-@dataclass(frozen=True)
-class _Repetition:
-    part: _Node
-    minimum: int
-    maximum: int | None
-
-
-_Node = _Characters | _Anchor | _Sequence | _Choice | _Repetition
 
 
 def regex_grammar(expression: str, *, in_json: bool = False) -> str:
@@ -74,9 +46,20 @@ def regex_grammar(expression: str, *, in_json: bool = False) -> str:
     Raises:
         ValueError: the expression is invalid, or contains an assertion, a backreference or a flag.
     """
-    node = _Parser(expression).parse()
-    _check_anchors(node, is_first=True, is_last=True)
-    return _Writer(in_json).element(node)
+    return element(mapped(parse(expression), _escaped_in_json if in_json else _merged))
+
+
+def rewritten(expression: str, *, in_json: bool = False) -> str:
+    """Return an expression with the same meaning that contains nothing that xgrammar's own converter misreads.
+
+    Args:
+        in_json: as in `regex_grammar`.
+
+    Raises:
+        ValueError: the expression is not supported, see `regex_grammar`.
+    """
+    node = parse(expression)
+    return written(mapped(node, _escaped_in_json) if in_json else node)
 
 
 def is_written_unescaped(expression: str) -> bool:
@@ -85,17 +68,20 @@ def is_written_unescaped(expression: str) -> bool:
     Raises:
         ValueError: the expression is not supported, see `regex_grammar`.
     """
-    waiting = [_Parser(expression).parse()]
-    while waiting:
-        match waiting.pop():
-            case _Characters() as characters:
-                if without(characters.ranges, _ESCAPED_IN_JSON) != joined(characters.ranges):
-                    return True
-            case _Sequence(parts) | _Choice(parts):
-                waiting += parts
-            case _Repetition(part):
-                waiting.append(part)
-    return False
+    nodes = walk(_Parser(expression).parse())
+    return any(isinstance(node, Characters) and _plain(node) != joined(node.ranges) for node in nodes)
+
+
+def parse(expression: str) -> Node:
+    """Return the tree of a regular expression that must match the whole text.
+
+    Raises:
+        ValueError: the expression is not supported, see `regex_grammar`.
+    """
+    node = _Parser(expression).parse()
+    if _is_misplaced(node, at_start=True) or _is_misplaced(node, at_start=False):
+        raise ValueError("regular expression: an anchor within an expression is not supported")
+    return node
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -137,7 +123,7 @@ class _Parser:
         self._at = 0
         self._depth = 0
 
-    def parse(self) -> _Node:
+    def parse(self) -> Node:
         if any("\ud800" <= character <= "\udfff" for character in self._text):
             raise self._error("half of a surrogate pair")
         node = self._choice()
@@ -170,36 +156,36 @@ class _Parser:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _choice(self) -> _Node:
+    def _choice(self) -> Node:
         branches = [self._sequence()]
         while self._next("|"):
             branches.append(self._sequence())
-        return branches[0] if len(branches) == 1 else _Choice(branches)
+        return choice(branches)
 
-    def _sequence(self) -> _Node:
-        parts: list[_Node] = []
+    def _sequence(self) -> Node:
+        parts: list[Node] = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             parts.append(self._repeated(self._atom()))
-        return parts[0] if len(parts) == 1 else _Sequence(parts)
+        return series(parts)
 
-    def _atom(self) -> _Node:
+    def _atom(self) -> Node:
         character = self._take()
         match character:
             case "^" | "$":
-                return _Anchor(character == "^")
+                return Anchor(character == "^")
             case "(":
                 return self._group()
             case "[":
                 return self._class()
             case ".":
-                return _Characters(_ANY)
+                return Characters(_ANY)
             case "\\":
                 return self._escape()
             case "*" | "+" | "?":
                 raise self._error(f"there is nothing to repeat before {character!r}")
         return _single(ord(character))
 
-    def _group(self) -> _Node:
+    def _group(self) -> Node:
         if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_GROUP_NAME) is None:
             start = self._text[self._at : self._at + 3]
             features = (feature for prefix, feature in _NO_GROUPS.items() if start.startswith(prefix))
@@ -213,20 +199,20 @@ class _Parser:
             raise self._error("a bracket is not closed")
         return node
 
-    def _escape(self) -> _Node:
+    def _escape(self) -> Node:
         if self._next("A"):
-            return _Anchor(at_start=True)
+            return Anchor(at_start=True)
         if self._next("Z") or self._next("z"):
-            return _Anchor(at_start=False)
+            return Anchor(at_start=False)
         return self._escaped(_NO_ESCAPES)
 
-    def _escaped(self, unsupported: Mapping[str, str]) -> _Characters:
+    def _escaped(self, unsupported: Mapping[str, str]) -> Characters:
         """Read the characters that an escape stands for, after its backslash."""
         if (match := self._match(_CODE)) is not None:
             return _single(self._code(match))
         character = self._take()
         if character in _CATEGORIES:
-            return _Characters(_CATEGORIES[character])
+            return Characters(_CATEGORIES[character])
         if character in _CONTROLS:
             return _single(_CONTROLS[character])
         if character in unsupported:
@@ -247,7 +233,7 @@ class _Parser:
             raise self._error("an escape of a character that does not exist")
         return code
 
-    def _class(self) -> _Node:
+    def _class(self) -> Node:
         is_negated = self._next("^")
         ranges: list[Range] = []
         listed = set[int]()
@@ -269,13 +255,13 @@ class _Parser:
             ranges, listed = complement(ranges), set()
         if not ranges:
             raise self._error("a class that contains no character")
-        return _Characters(joined(ranges), frozenset(listed))
+        return Characters(joined(ranges), frozenset(listed))
 
     def _is_range(self) -> bool:
         """Return whether a minus and the end of a range follow."""
         return self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at)
 
-    def _member(self) -> _Characters:
+    def _member(self) -> Characters:
         character = self._take()
         if character != "\\":
             return _single(ord(character))
@@ -283,16 +269,16 @@ class _Parser:
             return _single(0x08)
         return self._escaped(_NO_ESCAPES)
 
-    def _repeated(self, part: _Node) -> _Node:
+    def _repeated(self, part: Node) -> Node:
         bounds = self._bounds()
         if bounds is None:
             return part
-        if isinstance(part, _Anchor):
+        if isinstance(part, Anchor):
             raise self._unsupported("a repetition of an anchor")
         self._next("?")  # lazy repetitions match the same texts
         if self._at < len(self._text) and (self._text[self._at] in "*+?" or _COUNTS.match(self._text, self._at)):
             raise self._unsupported("a repetition of a repetition")
-        return _Repetition(part, *bounds)
+        return Repeat(part, *bounds)
 
     def _bounds(self) -> tuple[int, int | None] | None:
         for quantifier, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -310,39 +296,34 @@ class _Parser:
         return minimum, maximum
 
 
-def _single(code: int) -> _Characters:
-    return _Characters([(code, code)], frozenset((code,)))
+def _single(code: int) -> Characters:
+    return Characters([(code, code)], frozenset((code,)))
 
 
 # -- anchors -----------------------------------------------------------------------------------------------------------
 
 
-def _check_anchors(node: _Node, *, is_first: bool, is_last: bool) -> None:
-    """Raise ValueError for an anchor that is neither at the beginning nor at the end, where it would match nothing.
+def _is_misplaced(node: Node, *, at_start: bool, is_edge: bool = True) -> bool:
+    """Return whether an anchor is not at the beginning or the end, where it would match nothing.
 
     Args:
-        is_first: whether no character precedes the node.
-        is_last: whether no character follows the node.
+        at_start: whether to look for anchors of the beginning.
+        is_edge: whether no character is between the node and the beginning or the end.
     """
+    look = partial(_is_misplaced, at_start=at_start)
     match node:
-        case _Anchor():
-            if not (is_first if node.at_start else is_last):
-                raise ValueError("regular expression: an anchor within an expression is not supported")
-        case _Choice():
-            for branch in node.branches:
-                _check_anchors(branch, is_first=is_first, is_last=is_last)
-        case _Repetition():
-            is_once = node.maximum == 1
-            _check_anchors(node.part, is_first=is_first and is_once, is_last=is_last and is_once)
-        case _Sequence():
-            _check_sequence(node, is_first, is_last)
-
-
-def _check_sequence(sequence: _Sequence, is_first: bool, is_last: bool) -> None:
-    filled = [number for number, part in enumerate(sequence.parts) if not isinstance(part, _Anchor)]
-    first, last = (filled[0], filled[-1]) if filled else (len(sequence.parts), -1)
-    for number, part in enumerate(sequence.parts):
-        _check_anchors(part, is_first=is_first and number <= first, is_last=is_last and number >= last)
+        case Anchor():
+            return node.at_start is at_start and not is_edge
+        case Choice(branches):
+            return any(look(branch, is_edge=is_edge) for branch in branches)
+        case Repeat(part, _, maximum):
+            return look(part, is_edge=is_edge and maximum == 1)
+        case Series(parts):
+            for part in parts if at_start else reversed(parts):
+                if look(part, is_edge=is_edge):
+                    return True
+                is_edge = is_edge and isinstance(part, Anchor)
+    return False
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -351,161 +332,58 @@ def _check_sequence(sequence: _Sequence, is_first: bool, is_last: bool) -> None:
 _ESCAPED_IN_JSON = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
 
 
-class _Writer:
-    def __init__(self, in_json: bool) -> None:
-        self._in_json = in_json
-
-    def element(self, node: _Node) -> str:
-        """Return an EBNF element that can be repeated or combined with others."""
-        match node:
-            case _Anchor():
-                return '""'
-            case _Characters():
-                return self._characters(node)
-            case _Repetition():
-                return self._repetition(node)
-            case _Choice():
-                return self._choice(node)
-            case _Sequence():
-                return f"({' '.join(self._parts(node))})" if node.parts else '""'
-
-    def _parts(self, sequence: _Sequence) -> Iterable[str]:
-        """Yield the elements of a sequence. Adjacent single characters share a literal."""
-        run = ""
-        for part in sequence.parts:
-            if (text := _text(part)) is not None:
-                run += text
-                continue
-            if run:
-                yield self._literal(run)
-            run = ""
-            yield self.element(part)
-        if run or not sequence.parts:
-            yield self._literal(run)
-
-    def _choice(self, choice: _Choice) -> str:
-        texts = [self._only_text(branch) for branch in choice.branches]
-        if None not in texts:
-            return choice_of(self._written(str(text)) for text in texts)
-        return either(map(self.element, choice.branches))
-
-    def _only_text(self, node: _Node) -> str | None:
-        parts = [_text(part) for part in (node.parts if isinstance(node, _Sequence) else [node])]
-        return None if None in parts else "".join(map(str, parts))
-
-    def _repetition(self, repetition: _Repetition) -> str:
-        element = self.element(repetition.part)
-        match repetition.minimum, repetition.maximum:
-            case 0, None:
-                return f"({element}*)"
-            case 1, None:
-                return f"({element}+)"
-            case 0, 1:
-                return f"({element}?)"
-            case _, 0:
-                return '""'  # xgrammar reads {0,0} as an unlimited repetition
-            case minimum, maximum:
-                return f"({element}{{{minimum},{'' if maximum is None else maximum}}})"
-
-    def _literal(self, text: str) -> str:
-        return literal(self._written(text))
-
-    def _written(self, text: str) -> str:
-        return json.dumps(text, ensure_ascii=False)[1:-1] if self._in_json else text
-
-    def _characters(self, characters: _Characters) -> str:
-        if not self._in_json:
-            return _class_or_literal(characters.ranges)
-        plain, single = _plain_and_single(characters)
-        escaped = [self._literal(chr(code)) for code in single]
-        elements = [*([_class_or_literal(plain)] if plain else []), *escaped]
-        return elements[0] if len(elements) == 1 else either(elements)
+def _plain(characters: Characters) -> Sequence[Range]:
+    """Return the characters of a set that a JSON string may contain unescaped."""
+    return without(characters.ranges, _ESCAPED_IN_JSON)
 
 
-def _class_or_literal(ranges: Sequence[Range]) -> str:
-    [(first, last), *following] = ranges
-    return literal(chr(first)) if first == last and not following else character_class(ranges)
+def _escaped_in_json(node: Node) -> Node:
+    if not isinstance(node, Characters):
+        return _merged(node)
+    plain = _plain(node)
+    codes = {code for code in node.listed if not any(first <= code <= last for first, last in plain)}
+    if not plain and not codes:
+        codes = {code for first, last in node.ranges for code in range(first, last + 1)}
+    escaped = [Text(json.dumps(chr(code))[1:-1]) for code in sorted(codes)]
+    return _merged(choice([*([Characters(plain)] if plain else []), *escaped]))
 
 
-def _text(node: _Node) -> str | None:
-    """Return the only text that a node matches if it is a single character or an anchor, and otherwise None."""
-    if isinstance(node, _Anchor):
-        return ""
-    if isinstance(node, _Characters) and len(node.listed) == 1 and node.ranges == [(min(node.listed),) * 2]:
-        return chr(min(node.listed))
-    return None
+def _merged(node: Node) -> Node:
+    """Merge the branches of a choice of texts that begin alike."""
+    texts = [text_of(branch) for branch in node.branches] if isinstance(node, Choice) else [None]
+    return node if None in texts else tree_of(map(str, texts))
 
 
-# -- rewriting ---------------------------------------------------------------------------------------------------------
+def written(node: Node) -> str:
+    """Return the regular expression for a tree without rules."""
+    if (text := text_of(node)) is not None:
+        return "".join(_character(ord(character)) for character in text)
+    match node:
+        case Characters(ranges):
+            return _class(ranges)
+        case Repeat(part, minimum, maximum):
+            inner = written(part) if maximum != 0 else ""
+            return f"(?:{inner}){{{minimum},{'' if maximum is None else maximum}}}" if inner else ""
+        case Choice(branches):
+            texts = list(map(written, branches))
+            filled = "|".join(filter(None, texts))
+            return f"(?:{filled})" + "?" * ("" in texts) if filled else ""
+        case Series(parts):
+            return "".join(map(written, parts))
+    raise TypeError(node)
 
 
-def rewritten(expression: str, *, in_json: bool = False) -> str:
-    """Return an expression with the same meaning that contains nothing that xgrammar's own converter misreads.
-
-    Args:
-        in_json: as in `regex_grammar`.
-
-    Raises:
-        ValueError: the expression is not supported, see `regex_grammar`.
-    """
-    node = _Parser(expression).parse()
-    _check_anchors(node, is_first=True, is_last=True)
-    return _Rewriter(in_json).expression(node)
-
-
-class _Rewriter:
-    def __init__(self, in_json: bool) -> None:
-        self._in_json = in_json
-
-    def expression(self, node: _Node) -> str:
-        match node:
-            case _Anchor():
-                return ""
-            case _Characters():
-                return self._characters(node)
-            case _Repetition(part, minimum, maximum):
-                element = self.expression(part)
-                return (
-                    f"(?:{element}){{{minimum},{'' if maximum is None else maximum}}}"
-                    if element and maximum != 0
-                    else ""
-                )
-            case _Choice(branches):
-                return self._choice([self.expression(branch) for branch in branches])
-            case _Sequence(parts):
-                return "".join(map(self.expression, parts))
-
-    def _choice(self, branches: Sequence[str]) -> str:
-        filled = "|".join(branch for branch in branches if branch)
-        return f"(?:{filled})" + "?" * (not all(branches)) if filled else ""
-
-    def _characters(self, characters: _Characters) -> str:
-        plain, single = _plain_and_single(characters) if self._in_json else (characters.ranges, ())
-        texts = [json.dumps(chr(code))[1:-1] for code in single]
-        escaped = ["".join(_regex_character(ord(character)) for character in text) for text in texts]
-        return self._choice([*([_regex_class(plain)] if plain else []), *escaped])
-
-
-def _plain_and_single(characters: _Characters) -> tuple[Sequence[Range], Sequence[int]]:
-    """Return the ranges of characters that may be unescaped in a JSON string, and the characters to escape."""
-    plain = without(characters.ranges, _ESCAPED_IN_JSON)
-    single = {code for code in characters.listed if any(first <= code <= last for first, last in _ESCAPED_IN_JSON)}
-    if not plain and not single:
-        single = {code for first, last in characters.ranges for code in range(first, last + 1)}
-    return plain, sorted(single)
-
-
-def _regex_class(ranges: Sequence[Range]) -> str:
+def _class(ranges: Sequence[Range]) -> str:
     excluded = complement(ranges)
     is_negated = bool(excluded) and excluded[-1][1] <= LAST_EXCLUDED
     listed = "".join(
-        _regex_character(first) + (f"-{_regex_character(last)}" if last > first else "")
+        _character(first) + (f"-{_character(last)}" if last > first else "")
         for first, last in (excluded if is_negated else ranges)
     )
     return f"[{'^' * is_negated}{listed}]"
 
 
-def _regex_character(code: int) -> str:
+def _character(code: int) -> str:
     character = chr(code)
     if (character.isascii() and character.isalnum()) or code > 0xFFFF:
         return character

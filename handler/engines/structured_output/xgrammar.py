@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -12,9 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from handler.core.json_pointer import target_of
 from handler.core.values import StructuredOutput
 from handler.engines.huggingface.tokenizer import auto_tokenizer
-from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
+from handler.engines.structured_output.abridged import MARKER
+from handler.engines.structured_output.ebnf import acyclic, cycles
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.keywords import (
     HEADS,
@@ -24,8 +27,8 @@ from handler.engines.structured_output.keywords import (
     Types,
     implied_type,
     is_idle,
+    mapped,
     names_in,
-    target_of,
 )
 from handler.engines.structured_output.regex import is_written_unescaped, rewritten
 
@@ -142,9 +145,7 @@ class XgrammarCheck:
 # names them. Some of its formats allow strings that are wrong (`formats.py`).
 
 _REWRITTEN_SINCE = (0, 1, 31)  # older releases misread classes of characters beyond ASCII, however these are written
-_MAX_DEPTH = 64  # of subschemas that are rewritten
 _PATTERNED = ("date", "date-time", "ipv4", "ipv6", "json-pointer", "relative-json-pointer")
-_OF_SUBSCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
 
@@ -195,27 +196,21 @@ def _rewritten_part(part: Tag) -> Tag:
     return part
 
 
-def _rewritten_schema(schema: Any, depth: int = 0) -> Any:
-    if not isinstance(schema, dict) or depth == _MAX_DEPTH:
-        return schema
-    result = {name: _rewritten_keyword(name, value, depth + 1) for name, value in schema.items()}
-    if "pattern" not in result and schema.get("type") == "string" and schema.get("format") in _PATTERNED:
+def _rewritten_schema(schema: Any) -> Any:
+    with contextlib.suppress(RecursionError):  # no engine accepts such a schema
+        return mapped(schema, _rewritten_subschema)
+    return schema
+
+
+def _rewritten_subschema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    result = dict(schema)
+    if isinstance(pattern := schema.get("pattern"), str):
+        result["pattern"] = _rewritten(pattern, in_json=True)
+    elif "pattern" not in schema and schema.get("type") == "string" and schema.get("format") in _PATTERNED:
         result["pattern"] = _rewritten(FORMATS[result.pop("format")], in_json=True)
+    if isinstance(patterns := schema.get("patternProperties"), dict):
+        result["patternProperties"] = {_rewritten(key, in_json=True): below for key, below in patterns.items()}
     return result
-
-
-def _rewritten_keyword(name: str, value: Any, depth: int) -> Any:
-    if name == "pattern" and isinstance(value, str):
-        return _rewritten(value, in_json=True)
-    if name in _OF_SUBSCHEMAS and isinstance(value, dict):
-        is_pattern = name == "patternProperties"
-        return {
-            _rewritten(key, in_json=True) if is_pattern else key: _rewritten_schema(below, depth)
-            for key, below in value.items()
-        }
-    if name in _LISTS and isinstance(value, list):
-        return [_rewritten_schema(below, depth) for below in value]
-    return _rewritten_schema(value, depth) if name in _SINGLE else value
 
 
 # -- the parts of structural tags (xgrammar's documentation) -----------------------------------------------------------

@@ -16,9 +16,9 @@ from handler.engines.structured_output.characters import (
     complement,
     joined,
     literal,
-    respelled,
     without,
 )
+from handler.engines.structured_output.ebnf import respelled
 from handler.engines.structured_output.regex import is_written_unescaped, regex_grammar, rewritten
 from tests.one_test import in_one_test
 from tests.unit.engines.characters import CONTROLS, LATIN, OTHERS, SIGNS, pairs
@@ -351,6 +351,13 @@ def test_a_rewritten_expression_means_the_same(expression: str) -> None:
 def test_a_part_that_may_not_occur_is_left_out_of_a_rewritten_expression() -> None:
     assert rewritten("ab{0}c") == rewritten("ac")
     assert rewritten("a(b|c){0,0}") == rewritten("a")
+
+
+def test_alternatives_that_begin_alike_are_repeated_as_a_whole() -> None:
+    for in_json in (False, True):
+        found = pattern_of(regex_grammar("(abc|abd){2}", in_json=in_json))
+        assert found.fullmatch("abcabd")
+        assert not found.fullmatch("abcd")
 
 
 REFUSED: dict[str, str] = {

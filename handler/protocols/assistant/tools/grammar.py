@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from handler.core.json_pointer import target_of
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.json_text import dumps
 
@@ -273,9 +274,5 @@ class ToolSchema:
         if not isinstance(reference, str):
             return None
         if reference not in self._targets:
-            start, *keys = reference.split("/")
-            target = self.root if start == "#" else None
-            for key in keys:
-                target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-            self._targets[reference] = target
+            self._targets[reference] = target_of(reference, self.root)
         return self._targets[reference]

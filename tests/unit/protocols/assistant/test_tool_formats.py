@@ -215,6 +215,8 @@ def test_plain_text_becomes_json_by_its_types(text: str, types: str, wanted: str
         ({"anyOf": [{"type": "number"}, {"$ref": "#/$defs/A"}]}, "number object"),
         ({"$ref": "#/$defs/A"}, "object"),
         ({"$ref": "#/$defs/B"}, "object"),
+        ({"$ref": "#/%24defs/A"}, "object"),
+        ({"$ref": "#/$defs/loop/allOf/0"}, ""),
         ({"$ref": "#"}, "object"),
         ({"$ref": "#/$defs/none"}, ""),
         ({"$ref": "#/$defs/loop"}, ""),
