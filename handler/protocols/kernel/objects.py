@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.path import Path
-from handler.protocols.kernel.readers import show, unread
-from handler.protocols.kernel.schema import TEXT, Shape, listing, nullable, record, schema_of_reader
+from handler.protocols.kernel.readers import only, show, unread
+from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, nullable, record, schema_of_reader
 
 
 class Scope(NamedTuple):
@@ -117,6 +117,29 @@ def among(*values: Any) -> Leaf:
         return value
 
     return Leaf(read, {"enum": [*values]})
+
+
+def members(must: str, **fields: Leaf) -> Callable[[Any], dict[str, Any]]:
+    """Return the reader of a parameter that is an object. Its errors name the member, but not the parameter.
+
+    Args:
+        must: what is said of another value. Other names are refused, too, unless their value is null.
+    """
+
+    @accepts(type="object", properties={name: field.shape for name, field in fields.items()})
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError(must)
+        only(value, *fields)
+        values = {}
+        for name, field in fields.items():
+            try:
+                values[name] = field.reader(value.get(name))
+            except ValueError as error:
+                raise ValueError(f"{name!r} {error}") from None
+        return values
+
+    return read
 
 
 class ListOf(NamedTuple):
