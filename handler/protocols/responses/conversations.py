@@ -13,18 +13,18 @@ from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import NamedValue, metadata
 from handler.protocols.kernel.stored import CONVERSATION, KeptItem, kept_items
 from handler.protocols.responses import recorded
 from handler.protocols.responses.api import Conversation, DeletedConversation
-from handler.protocols.responses.compaction import TRIGGER
-from handler.protocols.responses.request import INCLUDED, InputReader, check_ids, type_of, with_ids
+from handler.protocols.responses.chat import InputReader, item_path
 from handler.protocols.responses.response import secret_id
+from handler.protocols.responses.stored import check_ids, with_ids
+from handler.protocols.responses.types import INCLUDED, ITEMS, TRIGGER, type_of
 
 MAX_ITEMS = 20
 """The maximum number of items that a call adds to a conversation."""
-
-_OUTPUTS = ("function_call_output", "custom_tool_call_output", *recorded.OUTPUTS)
 
 
 class NewItems(NamedTuple):
@@ -55,10 +55,10 @@ class _ItemsReader(InputReader):
             InvalidPayload: an item is invalid. The message contains its path.
         """
         for index, item in enumerate(items):
-            self.check_item(item, f"items[{index}]")
+            self.check_item(item, item_path("items").at(index))
 
-    def check_item(self, item: Any, at: str) -> None:
-        """Check one item. `at` is its path for error messages."""
+    def check_item(self, item: Any, at: Path) -> None:
+        """Check one item. `at` is its path."""
         kind = type_of(item)
         if kind == "item_reference":
             raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
@@ -87,18 +87,24 @@ def read_body(body: Any, *names: str) -> Mapping[str, Any]:
 def has_outputs(body: Any) -> bool:
     """Return whether a body adds outputs. Their calls may already be in the conversation."""
     items = body.get("items") if isinstance(body, dict) else None
-    return isinstance(items, list) and any(type_of(item) in _OUTPUTS for item in items)
+    return isinstance(items, list) and any(_meaning_of(item).endswith("output") for item in items)
 
 
 def calls_in(items: Sequence[Any]) -> dict[str, str]:
     """Return the types of the calls among the items of a conversation, by the ids of the calls."""
     calls = {}
     for item in items:
-        if item["type"] in ("function_call", "custom_tool_call"):
+        meaning = _meaning_of(item)
+        if meaning == "call":
             calls[item["call_id"]] = item["type"]
-        elif item["type"] in recorded.CALLS and (id := recorded.read_call(item).id):
+        elif meaning == "recorded call" and (id := recorded.read_call(item).id):
             calls[id] = item["type"]
     return calls
+
+
+def _meaning_of(item: Any) -> str:
+    kind = type_of(item)
+    return ITEMS[kind].meaning if isinstance(kind, str) and kind in ITEMS else ""
 
 
 def read_items(
@@ -143,7 +149,7 @@ def check_item(
         InvalidParameter, InvalidPayload: the item is invalid.
     """
     reader = _ItemsReader(context, RequestContext(owner=owner), calls)
-    reader.check_item(item, at)
+    reader.check_item(item, item_path(at))
     return reader.media()
 
 
