@@ -66,6 +66,7 @@ class InputReader(TurnsReader):
 
     Attributes:
         field: the name of the field with the items, for reports of names without effect.
+        refused: what is said of items of types that are refused.
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
@@ -76,6 +77,7 @@ class InputReader(TurnsReader):
     """
 
     field = "input"
+    refused = REFUSED
 
     def __init__(
         self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = NO_CALLS
@@ -143,16 +145,11 @@ class InputReader(TurnsReader):
 
     def _item(self, item: Any, at: Path) -> None:
         kind = _check_type(item, at)
-        if kind == "item_reference":
-            raise InvalidPayload(
-                f"{at}: 'item_reference' is not supported: responses are not stored (option.responses_store); "
-                "send the item itself"
-            )
         if self.compacts:
             raise InvalidPayload(f"{at}: {TRIGGER} must be the last item")
-        if kind not in ITEMS:
-            reason = REFUSED.get(kind, f"the type must be {' or '.join(_READ)}")
-            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {reason}")
+        if kind in self.refused or kind not in ITEMS:
+            reason = self.refused.get(kind, f"is not supported: the type must be {' or '.join(_READ)}")
+            raise InvalidPayload(f"{at}: {kind[:64]!r} {reason}")
         known = ITEMS[kind]
         if known.fields is not None:
             unknown = dict[str, None]()
@@ -445,16 +442,16 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     names = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
     if value.get("type") == "allowed_tools":
         return _allowed(value, names, reader.ignored)
-    reader.ignored |= unread(value, "tool_choice", CHOSEN)
-    name = _name(value)
+    chosen = _chosen(value, "tool_choice", reader.ignored)
+    name = chosen["function"]["name"]
     if name not in names and (reason := reader.left_out.get(name)):
         raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {reason} is not supported")
-    if value.get("type") not in ("function", CUSTOM) or name not in names:
+    if chosen["type"] != "function" or name not in names:
         raise NamedValue("tool_choice", value).refused(
             "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
             "'custom' and the 'name' of one of the tools"
         )
-    return {"type": "function", "function": {"name": name}}
+    return chosen
 
 
 def _allowed(value: Mapping[str, Any], names: Sequence[str], ignored: dict[str, None]) -> Any:
@@ -462,24 +459,19 @@ def _allowed(value: Mapping[str, Any], names: Sequence[str], ignored: dict[str, 
     ignored |= unread(value, "tool_choice", ("type", "mode", "tools"))
     tools = value.get("tools")
     if isinstance(tools, list):
-        present = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in names]
-        for tool in present:
-            ignored |= unread(tool, "tool_choice.tools[]", CHOSEN)
-        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in present]
+        chosen = [
+            (tool, _chosen(tool, "tool_choice.tools[]", ignored)) if isinstance(tool, dict) else ({}, tool)
+            for tool in without_skipped(tools)
+        ]
+        tools = [item for tool, item in chosen if tool.get("type") != CUSTOM or item["function"]["name"] in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
 
 
-def _is_custom(tool: Any) -> bool:
-    return isinstance(tool, dict) and tool.get("type") == CUSTOM
-
-
-def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    kind = "function" if _is_custom(tool) else tool.get("type")
-    return {"type": kind, "function": {"name": _name(tool)}}
-
-
-def _name(tool: Mapping[str, Any]) -> str:
-    return full_name(tool.get("namespace"), str(tool.get("name")))
+def _chosen(tool: Mapping[str, Any], at: str, ignored: dict[str, None]) -> Any:
+    """Return a tool that a choice names, in the format of a chat. `ignored` receives the paths of unknown names."""
+    ignored |= unread(tool, at, CHOSEN)
+    kind = "function" if tool.get("type") == CUSTOM else tool.get("type")
+    return {"type": kind, "function": {"name": full_name(tool.get("namespace"), str(tool.get("name")))}}
 
 
 # -- the chat ----------------------------------------------------------------------------------------------------------

@@ -182,10 +182,13 @@ ITEM = Variant("type", {kind: known.fields for kind, known in ITEMS.items() if k
 """An item of one of the types whose fields are read."""
 
 REFUSED: Mapping[str, str] = {
-    "additional_tools": "send all tools in 'tools'",
-    "configuration_update": "send 'reasoning' and 'text' in the request",
+    "additional_tools": "is not supported: send all tools in 'tools'",
+    "configuration_update": "is not supported: send 'reasoning' and 'text' in the request",
+    "item_reference": ("is not supported: responses are not stored (option.responses_store); send the item itself"),
 }
-"""Maps types of items that change how the model responds to their replacements. They cannot be read as history."""
+"""What is said of items of other types: those that change how the model responds, which cannot be read as history, and
+references, which are replaced before if responses are stored.
+"""
 
 INPUT: Mapping[str, Shape] = {
     "input": {"anyOf": [{**TEXT, "minLength": 1}, listing(record({}, {"type": {"enum": [*ITEMS, None]}}), minItems=1)]},
