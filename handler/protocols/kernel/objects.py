@@ -254,14 +254,23 @@ class Obj(NamedTuple):
         return self._replace(fields={name: field, **self.fields})
 
     def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
-        """Return the values of the fields by name."""
+        """Return the values of the fields by name, without those that have no effect."""
         if not isinstance(value, dict):
             raise at.refused(self.must)
         if self.extra:
             at.only(value, self.fields, self.extra)
-        else:
+        elif not value.keys() <= self.fields.keys():
             scope.unknown.update(unread(value, at.general, self.fields))
-        return {name: field.read(value.get(name), at.at(name), scope) for name, field in self.fields.items()}
+        values = {}
+        for name, field in self.fields.items():
+            if not isinstance(field, Leaf):
+                values[name] = field.read(value.get(name), at.at(name), scope)
+            elif field is not IGNORED:  # most fields, whose path is needed only for an error
+                try:
+                    values[name] = field.reader(value.get(name))
+                except ValueError as error:
+                    raise at.at(name).refused(str(error)) from None
+        return values
 
 
 def _allows_null(shape: Shape) -> bool:

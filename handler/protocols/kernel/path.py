@@ -58,7 +58,7 @@ class Path(NamedTuple):
 
     def at(self, *keys: str | int) -> Path:
         """Return the path of a member of the value."""
-        return self._replace(keys=(*self.keys, *keys))
+        return Path((*self.keys, *keys), self.words)
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)

@@ -119,8 +119,9 @@ class InputReader(TurnsReader):
         self._read_items = after_compaction([*stored, *sent])
         for at, item in self._read_items:
             self._item(item, at)
-        for at, item in sent:  # those that a summary replaces are stored, too
-            _check_type(item, at)
+        if len(self._read_items) < len(stored) + len(sent):  # items that a summary replaces are stored, too
+            for at, item in sent:
+                _check_type(item, at)
         self._add_shown()
         if not self.chat:
             raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
@@ -154,7 +155,8 @@ class InputReader(TurnsReader):
         if known.fields is not None:
             unknown = dict[str, None]()
             item = ITEM.read(item, at, Scope(self._context, unknown))
-            self.unknown |= {name.replace(at.general, f"{self.field}[]", 1): None for name in unknown}
+            if unknown:
+                self.unknown |= {name.replace(at.general, f"{self.field}[]", 1): None for name in unknown}
         if not known.meaning.endswith("output"):
             self._add_shown()
         MEANINGS[known.meaning](self, item, at)
@@ -190,9 +192,10 @@ class InputReader(TurnsReader):
         add_to_turn(self.chat, "user", content=message_of(self.last_summary, self._context.vocabulary))
 
     def _message(self, item: Mapping[str, Any], at: Path) -> None:
-        role = check_role(item["role"], str(at), _ROLES, self._context)
-        content, at = item["content"], at.at("content")
-        parts = self._contents(content, at) if role == "user" else [self._text(content, at)]
+        path, content = str(at), item["content"]
+        role = check_role(item["role"], path, _ROLES, self._context)
+        path = f"{path}.content"
+        parts = self._parts.read(content, path, media=True) if role == "user" else [self._text(content, path)]
         for part in parts or [""]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
 
@@ -201,7 +204,7 @@ class InputReader(TurnsReader):
         content = item["content"]
         if isinstance(content, list):
             content = [self._readable(part) for part in content]
-        text = self._text(content, at.at("content"))
+        text = self._text(content, f"{at}.content")
         author, recipient = json.dumps(item["author"]), json.dumps(item["recipient"])
         tag = f"<agent_message author={author} recipient={recipient}>"
         add_to_turn(self.chat, "user", content=f"{tag}\n{text}\n</agent_message>")
@@ -216,7 +219,7 @@ class InputReader(TurnsReader):
     def _reasoning(self, item: Mapping[str, Any], at: Path) -> None:
         field = "content" if item["content"] else "summary"
         if item[field]:
-            add_to_turn(self.chat, "assistant", reasoning_content=self._text(item[field], at.at(field)))
+            add_to_turn(self.chat, "assistant", reasoning_content=self._text(item[field], f"{at}.{field}"))
         elif item["encrypted_content"]:  # only OpenAI can decrypt it
             self.unknown[f"{self.field}[].encrypted_content"] = None
 
@@ -225,7 +228,7 @@ class InputReader(TurnsReader):
         id = item["call_id"]
         if id not in self._calls:
             raise InvalidPayload(f"{at}.call_id={show(id)}: no earlier {ITEMS[item['type']].of} has this id")
-        parts = self._contents(item["output"], at.at("output"))
+        parts = self._parts.read(item["output"], f"{at}.output", media=True)
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self._add_output(id, "\n".join([part for part in parts if isinstance(part, str)]))
 
@@ -263,12 +266,9 @@ class InputReader(TurnsReader):
     def _add_output(self, id: str, text: str) -> None:
         self.chat.append({"role": "tool", "tool_call_id": id, "content": text})
 
-    def _contents(self, content: Any, at: Path) -> list[str | MediaSource]:
-        return self._parts.read(content, str(at), media=True)
-
-    def _text(self, content: Any, at: Path) -> str:
+    def _text(self, content: Any, at: str) -> str:
         """Read a string or a list of text parts. Return the text, with parts joined by newlines."""
-        parts = self._parts.read(content, str(at), media=False)
+        parts = self._parts.read(content, at, media=False)
         return "\n".join([part for part in parts if isinstance(part, str)])
 
 
