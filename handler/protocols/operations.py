@@ -92,7 +92,7 @@ from handler.protocols.responses.api import (
 )
 from handler.protocols.responses.background import not_cancellable
 from handler.protocols.responses.conversations import MAX_ITEMS, deleted_conversation
-from handler.protocols.responses.request import INCLUDED
+from handler.protocols.responses.types import INCLUDED
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (

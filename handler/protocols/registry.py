@@ -28,7 +28,7 @@ from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions, OpenAiEmbeddings
 from handler.protocols.openai.request import read_model
 from handler.protocols.rerank.request import Rerank
-from handler.protocols.responses.request import OpenAiResponses, ResponsesCompaction, ResponsesCount
+from handler.protocols.responses.dialect import OpenAiResponses, ResponsesCompaction, ResponsesCount
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 from handler.protocols.tgi.invocations import tgi_invocations
 from handler.protocols.tgi.mindie import Mindie

@@ -41,10 +41,11 @@ from handler.protocols.kernel.objects import (
     Variant,
     among,
     leaf,
+    members,
 )
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.path import Path
-from handler.protocols.kernel.readers import only, show, string
+from handler.protocols.kernel.readers import show, string
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.request import MODEL
@@ -64,16 +65,12 @@ MAX_DATA_LEVELS, MAX_DATA_VALUES, MAX_DATA_BYTES = 32, 10_000, 1 << 18
 _MAX_IDENTIFIER = 128  # characters
 
 
-@accepts(type="object", properties={"mode": {"enum": ["implicit", "explicit", None]}, "ttl": {"const": "30m"}})
-def _prompt_cache_options(value: Any) -> None:
-    """Read OpenAI's options of the prompt cache. They have no effect, because the engine decides what it caches."""
-    if not isinstance(value, dict):
-        raise ValueError("must be an object with 'mode', 'ttl' or both")
-    only(value, "mode", "ttl")
-    if value.get("mode") not in (None, "implicit", "explicit"):
-        raise ValueError("'mode' must be implicit or explicit")
-    if value.get("ttl") not in (None, "30m"):
-        raise ValueError("'ttl' must be 30m")
+_prompt_cache_options = members(
+    "must be an object with 'mode', 'ttl' or both",
+    mode=among("implicit", "explicit", None),
+    ttl=among("30m", None)._replace(shape={"const": "30m"}),
+)
+"""Reads OpenAI's options of the prompt cache. They have no effect, because the engine decides what it caches."""
 
 
 @accepts(type="string", maxLength=_MAX_IDENTIFIER)

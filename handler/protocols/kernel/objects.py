@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.path import Path
-from handler.protocols.kernel.readers import show, unread
-from handler.protocols.kernel.schema import TEXT, Shape, listing, nullable, record, schema_of_reader
+from handler.protocols.kernel.readers import only, show, unread
+from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, nullable, record, schema_of_reader
 
 
 class Scope(NamedTuple):
@@ -117,6 +117,29 @@ def among(*values: Any) -> Leaf:
         return value
 
     return Leaf(read, {"enum": [*values]})
+
+
+def members(must: str, **fields: Leaf) -> Callable[[Any], dict[str, Any]]:
+    """Return the reader of a parameter that is an object. Its errors name the member, but not the parameter.
+
+    Args:
+        must: what is said of another value. Other names are refused, too, unless their value is null.
+    """
+
+    @accepts(type="object", properties={name: field.shape for name, field in fields.items()})
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError(must)
+        only(value, *fields)
+        values = {}
+        for name, field in fields.items():
+            try:
+                values[name] = field.reader(value.get(name))
+            except ValueError as error:
+                raise ValueError(f"{name!r} {error}") from None
+        return values
+
+    return read
 
 
 class ListOf(NamedTuple):
@@ -231,14 +254,23 @@ class Obj(NamedTuple):
         return self._replace(fields={name: field, **self.fields})
 
     def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
-        """Return the values of the fields by name."""
+        """Return the values of the fields by name, without those that have no effect."""
         if not isinstance(value, dict):
             raise at.refused(self.must)
         if self.extra:
             at.only(value, self.fields, self.extra)
-        else:
+        elif not value.keys() <= self.fields.keys():
             scope.unknown.update(unread(value, at.general, self.fields))
-        return {name: field.read(value.get(name), at.at(name), scope) for name, field in self.fields.items()}
+        values = {}
+        for name, field in self.fields.items():
+            if not isinstance(field, Leaf):
+                values[name] = field.read(value.get(name), at.at(name), scope)
+            elif field is not IGNORED:  # most fields, whose path is needed only for an error
+                try:
+                    values[name] = field.reader(value.get(name))
+                except ValueError as error:
+                    raise at.at(name).refused(str(error)) from None
+        return values
 
 
 def _allows_null(shape: Shape) -> bool:

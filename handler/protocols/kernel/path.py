@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from handler.core.errors import InvalidPayload
@@ -18,7 +18,7 @@ class InvalidField(InvalidPayload):
     """
 
     def __init__(self, path: Path, reason: str, type: str = "value_error") -> None:
-        super().__init__(f"{path}: {reason}" if path.keys else reason)
+        super().__init__(path.words(path, reason) if path.keys else reason)
         self.reason = reason
         self.keys = path.keys
         self.type = type
@@ -34,10 +34,19 @@ class InvalidField(InvalidPayload):
 _SHOWN = 64  # characters of a client's name in a path
 
 
+def _with_colon(path: Path, reason: str) -> str:
+    return f"{path}: {reason}"
+
+
 class Path(NamedTuple):
-    """The path of a value in a request body, for error messages: names of fields, and indices of lists."""
+    """The path of a value in a request body, for error messages: names of fields, and indices of lists.
+
+    Attributes:
+        words: returns the error message for a path and a reason.
+    """
 
     keys: tuple[str | int, ...] = ()
+    words: Callable[[Path, str], str] = _with_colon
 
     def __str__(self) -> str:
         return _join(f"[{key}]" if isinstance(key, int) else f".{key[:_SHOWN]}" for key in self.keys)
@@ -49,7 +58,7 @@ class Path(NamedTuple):
 
     def at(self, *keys: str | int) -> Path:
         """Return the path of a member of the value."""
-        return Path((*self.keys, *keys))
+        return Path((*self.keys, *keys), self.words)
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)

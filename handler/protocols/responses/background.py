@@ -11,30 +11,15 @@ from typing import Any, NamedTuple, cast
 from handler.core.errors import BadRequest
 from handler.core.framing import loads, typed_event
 from handler.protocols.kernel.context import RequestContext
-from handler.protocols.kernel.readers import NamedValue, boolean, only, string
-from handler.protocols.kernel.schema import TEXT, accepts, nullable
+from handler.protocols.kernel.readers import NamedValue, boolean
 from handler.protocols.kernel.stored import Detached, Keeping, Kind
 from handler.protocols.responses.api import OpenAiResponse, ResponseState, ResponseStatus
-
-BACKGROUND = "background"
+from handler.protocols.responses.types import BACKGROUND
 
 _END = b"\n\n"  # of an event
 _DATA = b"\ndata: "
 _ENDS = tuple(b"event: response.%b\n" % status for status in (b"completed", b"incomplete", b"failed"))
 _IN_PROGRESS = b"event: response.in_progress\n"
-_WINDOW = "soonest"  # the only supported completion window
-
-
-@accepts(type="object", properties={"completion_window": {"enum": [_WINDOW, None]}, "continuation_id": nullable(TEXT)})
-def read_options(value: Any) -> None:
-    """Check `background_options`. They have no effect, because a response is always generated as soon as possible."""
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
-    only(value, "completion_window", "continuation_id")
-    if value.get("completion_window") not in (_WINDOW, None):
-        raise ValueError(f"'completion_window' must be {_WINDOW}, the only supported value")
-    if value.get("continuation_id") is not None:
-        string(value["continuation_id"])
 
 
 def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:

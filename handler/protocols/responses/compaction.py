@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.framing import dumps, loads
 from handler.core.sealing import NOT_OPENED, Sealer
-from handler.core.values import Delta, Finish, Token
+from handler.core.values import Delta, Finish
 from handler.protocols.assistant.answer import read_whole
-from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.summary import Summarizing, SummaryReader, default_threshold, text_of
 from handler.protocols.kernel.readers import integer, only
 from handler.protocols.kernel.reply import TokenEncoder
@@ -29,12 +28,9 @@ from handler.protocols.responses.response import (
     secret_id,
     usage,
 )
+from handler.protocols.responses.types import COMPACTION
 
-Item = tuple[str, Any]
-"""An item, with its path in the body before it."""
-
-COMPACTION, TRIGGER = "compaction", "compaction_trigger"
-"""The types of an item with a summary, and of the last item in a request for a summary."""
+Key = TypeVar("Key")
 
 
 class Summaries(NamedTuple):
@@ -68,7 +64,7 @@ class Summaries(NamedTuple):
         return text
 
 
-def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
+def after_compaction(items: Sequence[tuple[Key, Any]]) -> Sequence[tuple[Key, Any]]:
     """Return the items of a conversation that the model reads.
 
     Of the items before the last compaction, the model reads only developer and system messages, and the most recent
@@ -76,7 +72,7 @@ def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
     for a response.
 
     Args:
-        items: each item with its path.
+        items: each item with a value before it, such as its path.
     """
     last = max((index for index, (_, item) in enumerate(items) if _type(item) == COMPACTION), default=0)
     roles = [_role(item) for _, item in items[:last]]
@@ -92,7 +88,7 @@ def after_compaction(items: Sequence[Item]) -> Sequence[Item]:
     return [*stay, *items[last:]]
 
 
-def has_replaceable(items: Sequence[Item]) -> bool:
+def has_replaceable(items: Sequence[tuple[object, Any]]) -> bool:
     """Return whether a summary would replace any of the items that the model reads, other than a summary."""
     *stay, _ = after_compaction([*items, ("", {"type": COMPACTION})])
     return len(stay) < len([item for _, item in items if _type(item) != COMPACTION])
@@ -133,40 +129,6 @@ def read_threshold(value: Any, context_length: int | None) -> int | None:
     return integer(1)(threshold)
 
 
-class CompactionStream(ResponseStream):
-    """Streams a response that consists of a summary. The summary is sent in one piece at the end of the stream."""
-
-    def __init__(self, settings: ResponseSettings, summaries: Summaries) -> None:
-        super().__init__(settings)
-        self._summaries = summaries
-        self._id = _item_id(settings)
-        self._read: list[Event] = []
-
-    def token_encoder(self) -> TokenEncoder | None:
-        return None
-
-    def _head(self) -> bytes:
-        return super()._head() + self._encode(self._items.summarizing(self._id))
-
-    def _token(self, position: int, token: Token) -> bytes:
-        self._read += [token.text] if self._reader is None else self._reader.feed(token)
-        return b""
-
-    def _last(self, position: int, token: Token, finish: Finish) -> bytes:
-        if token.text or self._reader is not None:
-            self._token(position, token)
-        if self._reader is not None:
-            self._read += self._reader.flush(finish)
-        try:
-            item = self._summaries.item(self._id, text_of(self._read))
-        except GenerationFailed as error:
-            return self._broken_off(error)
-        done = self._encode([self._items.summarized(item)])
-        counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
-        response = self._settings.response([item], Finish.EOS, usage=counts)
-        return done + self._stored(response)
-
-
 class CompactionDocument(ResponseDocument):
     """A non-streaming response that consists of a summary."""
 
@@ -184,9 +146,13 @@ class CompactionDocument(ResponseDocument):
 
 
 class CompactingStream(ResponseStream):
-    """Streams a response that begins with a summary if its prompt has become too long."""
+    """Streams a response that begins with a summary, which is sent in one piece.
 
-    def __init__(self, settings: ResponseSettings, summaries: Summaries, summarizing: Summarizing) -> None:
+    Args:
+        summarizing: summarizes a prompt that has become too long, or None if the response consists of a summary.
+    """
+
+    def __init__(self, settings: ResponseSettings, summaries: Summaries, summarizing: Summarizing | None) -> None:
         super().__init__(settings)
         self._summaries = summaries
         self._summarizing = summarizing
@@ -196,7 +162,9 @@ class CompactingStream(ResponseStream):
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         super().start(index, num_prompt_tokens)
-        if not index and self._summarizing.due:
+        if self._summarizing is None:
+            self._summary = SummaryReader(self._form)
+        elif not index and self._summarizing.due:
             self._summary = self._summarizing.reader()
 
     def token_encoder(self) -> TokenEncoder | None:
@@ -208,7 +176,16 @@ class CompactingStream(ResponseStream):
         data = b"" if self._begun else self._head() + self._encode(self._items.summarizing(self._id))
         self._begun = True
         self._summary.feed(delta)
-        return data if delta.finish is None else data + self._summarized(self._summary, delta.finish)
+        if delta.finish is None:
+            return data
+        if self._summarizing is not None:
+            return data + self._summarized(self._summary, delta.finish)
+        self.finished = True
+        try:
+            data += self._summarized(self._summary, delta.finish)
+        except GenerationFailed as error:
+            return data + self._broken_off(error)
+        return data + self._completed(Finish.EOS)
 
     def _summarized(self, summary: SummaryReader, finish: Finish) -> bytes:
         text = summary.end(finish)
@@ -217,7 +194,8 @@ class CompactingStream(ResponseStream):
         self._num_tokens += summary.num_tokens
         self._num_cached_tokens += summary.num_cached_tokens
         self._num_reasoning_before = summary.num_reasoning
-        self._summarizing.summary = text
+        if self._summarizing is not None:
+            self._summarizing.summary = text
         item = self._summaries.item(self._id, text)
         self._items.output.append(item)
         return self._encode([self._items.summarized(item)])

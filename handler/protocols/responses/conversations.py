@@ -6,25 +6,25 @@ Sources: OpenAI's API reference, "Conversations"; the types of its Python client
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import NamedValue, metadata
 from handler.protocols.kernel.stored import CONVERSATION, KeptItem, kept_items
 from handler.protocols.responses import recorded
 from handler.protocols.responses.api import Conversation, DeletedConversation
-from handler.protocols.responses.compaction import TRIGGER
-from handler.protocols.responses.request import INCLUDED, InputReader, check_ids, type_of, with_ids
+from handler.protocols.responses.chat import InputReader, item_path
 from handler.protocols.responses.response import secret_id
+from handler.protocols.responses.stored import check_ids, with_ids
+from handler.protocols.responses.types import INCLUDED, ITEMS, REFUSED, TRIGGER, type_of
 
 MAX_ITEMS = 20
 """The maximum number of items that a call adds to a conversation."""
-
-_OUTPUTS = ("function_call_output", "custom_tool_call_output", *recorded.OUTPUTS)
 
 
 class NewItems(NamedTuple):
@@ -43,31 +43,28 @@ class NewItems(NamedTuple):
     media: Sequence[MediaSource]
 
 
+_REFUSED: Mapping[str, str] = {
+    **REFUSED,
+    "item_reference": "is not supported in a conversation: send the item itself",
+    TRIGGER: "is not supported in a conversation: send it in a response",
+}
+"""What is said of items that conversations do not contain, by type."""
+
+
 class _ItemsReader(InputReader):
     """Checks items for a conversation."""
 
     field = "items"
+    refused = _REFUSED
 
-    def check(self, items: Sequence[Any]) -> None:
-        """Check items in the same way as a request's input.
+    def check(self, items: Iterable[tuple[Path, Any]]) -> Sequence[MediaSource]:
+        """Check items in the same way as a request's input, and return the media in them.
 
         Raises:
             InvalidPayload: an item is invalid. The message contains its path.
         """
-        for index, item in enumerate(items):
-            self.check_item(item, f"items[{index}]")
-
-    def check_item(self, item: Any, at: str) -> None:
-        """Check one item. `at` is its path for error messages."""
-        kind = type_of(item)
-        if kind == "item_reference":
-            raise InvalidPayload(f"{at}: 'item_reference' is not supported in a conversation: send the item itself")
-        if kind == TRIGGER:
-            raise InvalidPayload(f"{at}: '{TRIGGER}' is not supported in a conversation: send it in a response")
-        self._item(item, at)
-
-    def media(self) -> Sequence[MediaSource]:
-        """Return the media in the items that have been checked."""
+        for at, item in items:
+            self._item(item, at)
         self._add_shown()
         self._join_turns()
         return self.conversation().media
@@ -87,18 +84,24 @@ def read_body(body: Any, *names: str) -> Mapping[str, Any]:
 def has_outputs(body: Any) -> bool:
     """Return whether a body adds outputs. Their calls may already be in the conversation."""
     items = body.get("items") if isinstance(body, dict) else None
-    return isinstance(items, list) and any(type_of(item) in _OUTPUTS for item in items)
+    return isinstance(items, list) and any(_meaning_of(item).endswith("output") for item in items)
 
 
 def calls_in(items: Sequence[Any]) -> dict[str, str]:
     """Return the types of the calls among the items of a conversation, by the ids of the calls."""
     calls = {}
     for item in items:
-        if item["type"] in ("function_call", "custom_tool_call"):
+        meaning = _meaning_of(item)
+        if meaning == "call":
             calls[item["call_id"]] = item["type"]
-        elif item["type"] in recorded.CALLS and (id := recorded.read_call(item).id):
+        elif meaning == "recorded call" and (id := recorded.read_call(item).id):
             calls[id] = item["type"]
     return calls
+
+
+def _meaning_of(item: Any) -> str:
+    kind = type_of(item)
+    return ITEMS[kind].meaning if isinstance(kind, str) and kind in ITEMS else ""
 
 
 def read_items(
@@ -122,12 +125,13 @@ def read_items(
     if len(items) > MAX_ITEMS:
         raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MAX_ITEMS}")
     reader = _ItemsReader(context, RequestContext(owner=owner), calls)
-    reader.check(items)
+    at = item_path("items")
+    media = reader.check((at.at(index), item) for index, item in enumerate(items))
     check_ids(items, "items")
     names = [name for name in body if name not in ("items", "metadata")]
     ignored = report_unknown([*names, *reader.unknown], body, context)
     kept = with_ids(items)
-    return NewItems(kept, kept_items(kept), ignored, reader.media())
+    return NewItems(kept, kept_items(kept), ignored, media)
 
 
 def check_item(
@@ -142,9 +146,7 @@ def check_item(
     Raises:
         InvalidParameter, InvalidPayload: the item is invalid.
     """
-    reader = _ItemsReader(context, RequestContext(owner=owner), calls)
-    reader.check_item(item, at)
-    return reader.media()
+    return _ItemsReader(context, RequestContext(owner=owner), calls).check([(item_path(at), item)])
 
 
 def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
@@ -153,10 +155,9 @@ def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         InvalidParameter: it has too many pairs, or a pair is too long.
     """
-    value = body.get("metadata")
-    if value is not None:
-        NamedValue("metadata", value).read(metadata)
-    return value or {}
+    value = NamedValue("metadata", body.get("metadata"))
+    value.optional(metadata)
+    return value.value or {}
 
 
 def check_include(values: Sequence[str]) -> None:

@@ -11,46 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.framing import dumps_decoded, loads
-
-CALLS: Mapping[str, str] = {
-    "apply_patch_call": "apply_patch",
-    "computer_call": "computer",
-    "local_shell_call": "local_shell",
-    "mcp_approval_request": "mcp_approval",
-    "program": "program",
-    "shell_call": "shell",
-    "tool_search_call": "tool_search",
-}
-"""Maps types of calls to names of functions, for calls whose output is a separate item."""
-
-OUTPUTS: Mapping[str, str] = {
-    "apply_patch_call_output": "apply_patch_call",
-    "computer_call_output": "computer_call",
-    "local_shell_call_output": "local_shell_call",
-    "mcp_approval_response": "mcp_approval_request",
-    "program_output": "program",
-    "shell_call_output": "shell_call",
-    "tool_search_output": "tool_search_call",
-}
-"""Maps the types of outputs to those of their calls."""
-
-HOSTED: Mapping[str, str] = {
-    "code_interpreter_call": "code_interpreter",
-    "file_search_call": "file_search",
-    "image_generation_call": "image_generation",
-    "mcp_call": "mcp",
-    "mcp_list_tools": "mcp_list_tools",
-    "web_search_call": "web_search",
-}
-"""Maps types of calls to names of functions, for calls that contain their results."""
-
-REFUSED: Mapping[str, str] = {
-    "additional_tools": "send all tools in 'tools'",
-    "configuration_update": "send 'reasoning' and 'text' in the request",
-}
-"""Maps types of items that change how the model responds to their replacements. They cannot be read as history."""
-
-TYPES = (*CALLS, *OUTPUTS, *HOSTED)
+from handler.protocols.responses.types import ITEMS
 
 _RESULTS = ("error", "output", "outputs", "result", "results")
 _OF_ITEM = ("type", "id", "call_id", "status", "caller", "approval_request_id", "execution", "fingerprint")
@@ -74,17 +35,17 @@ class RecordedCall(NamedTuple):
 
 def read_call(item: Mapping[str, Any]) -> RecordedCall:
     """Read a call."""
-    kind = item["type"]
     arguments = {name: value for name, value in item.items() if name not in (*_OF_ITEM, *_RESULTS)}
     if "arguments" in arguments:  # tool searches and MCP calls
         arguments |= _object(arguments.pop("arguments"))
     id = next((item[name] for name in ("call_id", "id") if isinstance(item.get(name), str)), "")
-    if kind in CALLS:
-        return RecordedCall(id, CALLS[kind], arguments, None)
+    known = ITEMS[item["type"]]
+    if known.meaning == "recorded call":
+        return RecordedCall(id, known.of, arguments, None)
     results = {name: item[name] for name in _RESULTS if item.get(name) is not None}
-    if kind == "image_generation_call" and "result" in results:
+    if item["type"] == "image_generation_call" and "result" in results:
         results["result"] = _IMAGE
-    return RecordedCall(id, HOSTED[kind], arguments, _text(results) if results else _NO_RESULT)
+    return RecordedCall(id, known.of, arguments, _text(results) if results else _NO_RESULT)
 
 
 def read_output(item: Mapping[str, Any]) -> tuple[Sequence[str], str]:

@@ -17,36 +17,26 @@ from handler.protocols.kernel.reply import TokenEncoder, WholeReply
 from handler.protocols.kernel.stored import Keeping
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import (
-    CallItem,
-    CallPlace,
     CompactingEvent,
     CompactionItem,
-    CustomCallItem,
     Delta,
     Done,
     ItemEvent,
     ItemState,
-    MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
     OutputItem,
-    OutputText,
-    Part,
     PartEvent,
-    PartState,
-    ReasoningItem,
-    ReasoningText,
     ResponseEvent,
     ResponseFailure,
     ResponseHead,
-    ResponseItem,
     ResponseStart,
     ResponseState,
     ResponseStatus,
     ResponseUsage,
     Status,
-    TextPlace,
 )
+from handler.protocols.responses.types import CUSTOM, ITEMS, Written, without_skipped
 
 
 def new_id(prefix: str) -> str:
@@ -93,8 +83,8 @@ class Items:
         self._new_id = secret_id if secret else new_id
         self._space = ""
         self.number = itertools.count(first).__next__
-        self.output: list[OutputItem] = []
-        self.open: ResponseItem | None = None
+        self.output: list[Any] = []
+        self.open: dict[str, Any] | None = None
         self._delta: Mapping[str, object] = {}  # the delta event of the open item, without text
         self.parts: list[str] = []
         self.broken = False
@@ -106,7 +96,7 @@ class Items:
                 self._text(event, response_events)
             elif isinstance(event, Reasoning):
                 if self.open is None or self.open["type"] != "reasoning":
-                    self._begin(self._reasoning(), response_events)
+                    self._begin(self._new("reasoning", summary=[], content=[]), response_events)
                 self._add(event.text, response_events)
             elif self._most_calls is not None and event.number >= self._most_calls:
                 continue
@@ -155,30 +145,19 @@ class Items:
         """Return an event with the next piece of text of the open item."""
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
-    def _empty_delta(self, item: ResponseItem) -> Delta:
-        call, text = self._call_place(item, 0), self._text_place(item, 0)
-        match item["type"]:
-            case "message":
-                return {"type": "response.output_text.delta", **text, "delta": "", "logprobs": []}
-            case "reasoning":
-                return {"type": "response.reasoning_text.delta", **text, "delta": ""}
-            case "function_call":
-                return {"type": "response.function_call_arguments.delta", **call, "delta": ""}
-            case "custom_tool_call":
-                return {"type": "response.custom_tool_call_input.delta", **call, "delta": ""}
+    def _place(self, written: Written, number: int) -> dict[str, Any]:
+        """Return the fields of the open item's events that name their place."""
+        item = self.output[-1]
+        place = {"sequence_number": number, "item_id": item["id"], "output_index": len(self.output) - 1}
+        return {**place, "content_index": 0} if written.part else place
 
-    def _call_place(self, item: ResponseItem, number: int) -> CallPlace:
-        return {"sequence_number": number, "item_id": item["id"], "output_index": len(self.output) - 1}
+    def _item_event(self, type: ItemState, item: dict[str, Any]) -> ItemEvent:
+        event = {"type": type, "sequence_number": self.number(), "output_index": len(self.output) - 1}
+        return cast(ItemEvent, {**event, "item": item.copy()})
 
-    def _text_place(self, item: ResponseItem, number: int) -> TextPlace:
-        return {**self._call_place(item, number), "content_index": 0}
-
-    def _item_event(self, type: ItemState, item: ResponseItem) -> ItemEvent:
-        index = len(self.output) - 1
-        return {"type": type, "sequence_number": self.number(), "output_index": index, "item": item.copy()}
-
-    def _part_event(self, type: PartState, item: ResponseItem, part: Part) -> PartEvent:
-        return {"type": type, **self._text_place(item, self.number()), "part": part}
+    def _part_event(self, state: str, written: Written, part: Mapping[str, Any]) -> PartEvent:
+        place = self._place(written, self.number())
+        return cast(PartEvent, {"type": f"response.content_part.{state}", **place, "part": part})
 
     def _text(self, text: str, events: list[OpenAiResponseEvent]) -> None:
         if self.open is None or self.open["type"] != "message":
@@ -189,16 +168,15 @@ class Items:
             self._begin(self._message(), events)
         self._add(text, events)
 
-    def _begin(self, item: ResponseItem, events: list[OpenAiResponseEvent]) -> None:
+    def _begin(self, item: dict[str, Any], events: list[OpenAiResponseEvent]) -> None:
         self._close(events)
         self.open, self._space, self.parts = item, "", []
         self.output.append(item)
-        self._delta = self._empty_delta(item)
+        written = _written(item)
+        self._delta = {"type": f"{written.event}.delta", **self._place(written, 0), "delta": "", **written.more}
         events.append(self._item_event("response.output_item.added", item))
-        if item["type"] == "message":
-            events.append(self._part_event("response.content_part.added", item, _output_text("")))
-        elif item["type"] == "reasoning":
-            events.append(self._part_event("response.content_part.added", item, _reasoning_text("")))
+        if written.part:
+            events.append(self._part_event("added", written, written.content("")))
 
     def _add(self, text: str, events: list[OpenAiResponseEvent]) -> None:
         assert self.open is not None, "text always belongs to an open item"
@@ -206,63 +184,47 @@ class Items:
         events.append(self.delta(text, self.number()))
 
     def _close(self, events: list[OpenAiResponseEvent], *, status: Status = "completed") -> None:
+        """End the open item, if there is one: put the whole text into it, and add the events that end its content."""
         item = self.open
         if item is None:
             return
         item["status"] = status
-        self._finish(item, "".join(self.parts), events)
+        written, text = _written(item), "".join(self.parts)
+        is_custom = item["type"] == "custom_tool_call"
+        if is_custom:
+            text = _custom_input(text)
+        if written.part or status == "completed":  # clients execute a call when they get its last event
+            if is_custom:
+                events.append(self.delta(text, self.number()))
+            place = self._place(written, self.number())
+            repeated = {name: value for name, value in item.items() if name in written.repeated}
+            done = {"type": f"{written.event}.done", **place, **repeated, written.field: text, **written.more}
+            events.append(cast(Done, done))
+        if written.part:
+            part = written.content(text)
+            item["content"] = [part]
+            events.append(self._part_event("done", written, part))
+        else:
+            item[written.field] = text
         events.append(self._item_event("response.output_item.done", item))
         self.open = None
 
-    def _finish(self, item: ResponseItem, text: str, events: list[OpenAiResponseEvent]) -> None:
-        """Put the whole text into an item, and add the events that end its content."""
-        done: Done
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            if item["status"] == "completed":  # clients execute the call when they get the event
-                call, name = self._call_place(item, self.number()), item["name"]
-                done = {"type": "response.function_call_arguments.done", **call, "name": name, "arguments": text}
-                events.append(done)
-        elif item["type"] == "custom_tool_call":
-            text = item["input"] = _custom_input(text)
-            if item["status"] == "completed":
-                events.append(self.delta(text, self.number()))
-                call = self._call_place(item, self.number())
-                done = {"type": "response.custom_tool_call_input.done", **call, "input": text}
-                events.append(done)
-        elif item["type"] == "message":
-            part, indices = _output_text(text), self._text_place(item, self.number())
-            item["content"] = [part]
-            done = {"type": "response.output_text.done", **indices, "text": text, "logprobs": []}
-            events += [done, self._part_event("response.content_part.done", item, part)]
-        else:
-            reasoning, indices = _reasoning_text(text), self._text_place(item, self.number())
-            item["content"] = [reasoning]
-            done = {"type": "response.reasoning_text.done", **indices, "text": text}
-            events += [done, self._part_event("response.content_part.done", item, reasoning)]
+    def _new(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"id": self._new_id(ITEMS[kind].prefix), "type": kind, "status": "in_progress", **fields}
 
-    def _message(self) -> MessageItem:
-        id = self._new_id("msg")
-        return {"id": id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+    def _message(self) -> dict[str, Any]:
+        return self._new("message", role="assistant", content=[])
 
-    def _reasoning(self) -> ReasoningItem:
-        return {"id": self._new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+    def _call(self, tool: Origin) -> dict[str, Any]:
+        kind, field = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
+        namespace = {"namespace": tool.namespace} if tool.namespace else {}
+        return self._new(kind, **{field: ""}, call_id=new_id("call"), name=tool.name, **namespace)
 
-    def _call(self, tool: Origin) -> CallItem | CustomCallItem:
-        kind, field, prefix = "function_call", "arguments", "fc"
-        if tool.is_custom:
-            kind, field, prefix = "custom_tool_call", "input", "ctc"
-        item = {
-            "id": self._new_id(prefix),
-            "type": kind,
-            "status": "in_progress",
-            field: "",
-            "call_id": new_id("call"),
-            "name": tool.name,
-        }
-        if tool.namespace:
-            item["namespace"] = tool.namespace
-        return cast("CallItem | CustomCallItem", item)
+
+def _written(item: dict[str, Any]) -> Written:
+    written = ITEMS[item["type"]].written
+    assert written is not None, "the model writes items of this type"
+    return written
 
 
 def _custom_input(arguments: str) -> str:
@@ -273,14 +235,6 @@ def _custom_input(arguments: str) -> str:
         return arguments
     text = value.get("input") if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments
-
-
-def _output_text(text: str) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _reasoning_text(text: str) -> ReasoningText:
-    return {"type": "reasoning_text", "text": text}
 
 
 NUM_STATES = 3
@@ -442,12 +396,12 @@ class ResponseStream(BlockStream):
         remainder = self._token(position, token) if token.text or self._reader is not None else b""
         remainder += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
         remainder += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
+        return remainder + self._completed(finish)
+
+    def _completed(self, finish: Finish) -> bytes:
+        """Store the finished response, and return its last event."""
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
-        return remainder + self._stored(response)
-
-    def _stored(self, response: OpenAiResponse) -> bytes:
-        """Store a finished response, and return its last event."""
         try:
             response = self._settings.store(response)
         except ServingError as error:
@@ -488,14 +442,6 @@ class ResponseDocument(WholeReply):
 
 # -- the fields of the request that a response repeats -----------------------------------------------------------------
 
-
-CUSTOM = "custom"
-"""The type of tools that accept text instead of JSON."""
-
-SKIPPED = (
-    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
-)  # fmt: skip
-"""Types of tools that are omitted from the prompt and the response. Codex sends these tools with its functions."""
 
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -563,19 +509,6 @@ def without_strict(tool: dict[str, Any]) -> dict[str, Any]:
     if "tools" in tool:
         return {**tool, "tools": [without_strict(member) for member in tool["tools"]]}
     return {**tool, "strict": False} if "strict" in tool else tool
-
-
-def without_skipped(tools: list[Any]) -> list[Any]:
-    """Return the tools that are not omitted. The response repeats these tools, and a choice may name them."""
-    return [tool for tool in tools if not isinstance(tool, dict) or not skipped(tool)]
-
-
-def skipped(tool: Mapping[str, Any]) -> str:
-    """Return the reason for omitting a tool, as a field for `x-lmi-ignored-parameters`, or "" if it is not omitted."""
-    kind, format = tool.get("type"), tool.get("format")
-    if kind == CUSTOM and isinstance(format, dict) and format.get("syntax") == "lark":
-        return "tools[].format.syntax=lark"  # no engine supports it
-    return f"tools[].type={kind}" if kind in SKIPPED else ""
 
 
 def _tool(tool: Any) -> Any:

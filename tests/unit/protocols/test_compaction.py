@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import GenerationFailed
+from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
@@ -16,8 +16,8 @@ from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.stored import Recalled
 from handler.protocols.registry import ROUTES
+from handler.protocols.responses.chat import InputReader
 from handler.protocols.responses.compaction import after_compaction
-from handler.protocols.responses.request import InputReader
 from tests.unit.protocols.answers import VOCABULARY, failing, saying
 
 INPUT = [{"role": "user", "content": "Hello"}, {"type": "compaction_trigger"}]
@@ -235,3 +235,14 @@ def test_a_call_that_was_cut_off_is_nothing_to_summarize(status: str) -> None:
     output = {"type": "function_call_output", "call_id": "a", "output": "b"}
     reader.read({"input": [*([output] if status == "completed" else []), {"role": "user", "content": "c"}]})
     assert reader.may_compact is (status == "completed")
+
+
+@pytest.mark.parametrize("lost", [None, 5, "a", ["a"], {"type": 5}])
+def test_an_item_that_a_summary_replaces_is_an_item(lost: Any) -> None:
+    """It is stored, although the model does not read it."""
+    reader = InputReader(ServerContext("echo"), RequestContext())
+    summary = reader.summaries.item("cmp_1", "a")
+    with pytest.raises(
+        InvalidPayload, match=r"^input\[0\] must be an object with 'type', or with 'role' and 'content'$"
+    ):
+        reader.read({"input": [lost, summary, INPUT[0]]})

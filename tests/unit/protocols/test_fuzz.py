@@ -18,7 +18,7 @@ from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.openai.request import CHAT as CHAT_TABLE
 from handler.protocols.openai.request import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.rerank import request as rerank
-from handler.protocols.responses.request import TABLE as RESPONSES
+from handler.protocols.responses.types import TABLE as RESPONSES
 from handler.protocols.tei import request as tei
 from tests.unit.protocols.answers import CAPABLE, CHAT, COMPLETIONS, DIALECTS, NAMED, answer, saying
 from tests.unit.protocols.golden.anthropic import THOUGHT, TWO

@@ -27,7 +27,7 @@ from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import chat, completions
 from handler.protocols.openai import chat as chat_response
 from handler.protocols.openai import chat as openai_chat
-from handler.protocols.responses import request as response_request
+from handler.protocols.responses import dialect as responses
 from handler.protocols.responses import response
 from handler.protocols.responses import response as items
 from handler.protocols.vllm import pooling
@@ -245,7 +245,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
     monkeypatch.setattr(response, "now", lambda: 1711997861)
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
-    for module in (items, response_request):
+    for module in (items, responses):
         monkeypatch.setattr(module, "new_id", lambda prefix: f"{prefix}_0")
     monkeypatch.setattr(pooling, "time", SimpleNamespace(time=lambda: 1711997860.5))
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.protocols.decisions import openai, systemone
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.objects import Declaration, ListOf, Obj, Scope, Variant, among, leaf
+from handler.protocols.kernel.objects import Declaration, ListOf, Obj, Scope, Variant, among, leaf, members
 from handler.protocols.kernel.path import InvalidField, Path
-from handler.protocols.kernel.readers import string
+from handler.protocols.kernel.readers import NamedValue, string
+from handler.protocols.kernel.schema import nullable, schema_of_reader
+from handler.protocols.responses import types
 
 CONTEXT = replace(ServerContext("echo"), no_media={"image": ""})
 VALUES: tuple[Any, ...] = (None, True, 5, 0.5, "", "a", [], ["a"], {}, {"a": 1}, [{"type": "other"}])
@@ -37,20 +39,36 @@ BY_ID = {
     "b": {"type": "choice", "criteria": {"x": None, "y": {"z": 1}}},
     "c": {"type": "score", "instructions": None, "criteria": ["d", {"e": 1}]},
 }
-DECLARED = [(openai.INPUT, INPUT), (openai.QUESTIONS, QUESTIONS), (systemone.QUESTIONS, BY_ID)]
+ITEMS = [
+    {"type": None, "id": "a", "role": "user", "content": "a", "phase": "b", "status": "completed"},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "namespace": "n", "caller": None},
+    {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "a"},
+    {"type": "function_call_output", "call_id": "1", "output": "b", "name": "f"},
+    {"type": "custom_tool_call_output", "call_id": "2", "output": "b"},
+    {"type": "reasoning", "summary": [], "content": "c", "encrypted_content": "d"},
+    {"type": "agent_message", "author": "a", "recipient": "b", "content": "c"},
+    {"type": "compaction", "encrypted_content": "a", "created_by": "b"},
+    {"type": "compaction_trigger", "id": "a"},
+]
+DECLARED = [
+    (openai.INPUT, INPUT),
+    (openai.QUESTIONS, QUESTIONS),
+    (systemone.QUESTIONS, BY_ID),
+    (ListOf(types.ITEM, "items", 9), ITEMS),
+]
 
 
-def members(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all members of a value, at any depth."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*at, key)
-        yield from members(item, (*at, key))
+        yield from paths(item, (*at, key))
 
 
 def spoilt(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The value with each member replaced by each of `VALUES` or removed, and with a further member in each object."""
-    for at in members(value):
+    for at in paths(value):
         for item in (*VALUES, KeyError):
             changed = json.loads(json.dumps(value))
             parent = changed
@@ -65,7 +83,7 @@ def spoilt(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield at, changed
 
 
-@pytest.mark.parametrize(("declared", "value"), DECLARED, ids=["input", "questions", "questions by id"])
+@pytest.mark.parametrize(("declared", "value"), DECLARED, ids=["input", "questions", "questions by id", "items"])
 def test_what_is_read_fits_the_document_and_what_is_not_is_told(declared: Declaration, value: Any) -> None:
     schema = Draft202012Validator(declared.shape)
     root = Path(("root",))
@@ -112,3 +130,38 @@ def test_a_kind_is_chosen_by_its_tag() -> None:
         with pytest.raises(InvalidField) as raised:
             read(*items)
         assert raised.value.message == message
+
+
+SETTINGS = [
+    (types.TABLE.parameters["background_options"].read, {"completion_window": "soonest", "continuation_id": "a"}),
+    (types.read_reasoning, {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"}),
+    (openai.Decisions.table.parameters["prompt_cache_options"].read, {"mode": "explicit", "ttl": "30m"}),
+]
+
+
+@pytest.mark.parametrize(("reader", "value"), SETTINGS, ids=["background", "reasoning", "prompt cache"])
+def test_the_members_of_a_parameter_are_read_as_in_the_document_or_named(reader: Any, value: Any) -> None:
+    schema = Draft202012Validator(nullable(schema_of_reader(reader)))
+    schema.validate(value)
+    for at, changed in spoilt(value):
+        if changed.get(at[0]) is None:  # as a missing one
+            assert reader(changed)[at[0]] is None
+        elif not schema.is_valid(changed):
+            with pytest.raises(ValueError, match=f"'{at[0]}' must be"):
+                reader(changed)
+    with pytest.raises(ValueError, match="has an unknown name 'other'; the names are"):
+        reader({**value, "other": 1})
+    assert reader({**value, "other": None}) == reader(value)
+
+
+def test_a_dialect_writes_the_words_of_a_path_and_a_reason() -> None:
+    at = Path(("input",), lambda path, reason: f"{path} {reason}!")
+    with pytest.raises(InvalidField) as raised:
+        ListOf(Obj({"x": leaf(string)}), "things", maximum=3).read([{"x": 5}], at, Scope(CONTEXT, {}))
+    assert raised.value.message == "input[0].x must be a string!"
+    assert raised.value.keys == ("input", 0, "x")
+    reader = members("must be a thing", x=leaf(string))
+    for value, message in (({"x": 5}, "'x' must be a string"), (5, "must be a thing")):
+        with pytest.raises(InvalidParameter) as refused:
+            NamedValue("field", value).read(reader)
+        assert refused.value.message == f"field={json.dumps(value)}: {message}"

@@ -14,7 +14,7 @@ from handler.core.values import Delta, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
 from handler.protocols.responses.conversations import read_items
-from handler.protocols.responses.request import read_wanted, with_ids
+from handler.protocols.responses.stored import read_wanted, with_ids
 from handler.serving.encoder import check_structured_output
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying, with_options

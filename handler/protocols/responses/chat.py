@@ -1,0 +1,553 @@
+"""What a request to the Responses API means: its items and tools, translated to those of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
+from handler.core.media import MediaSource
+from handler.core.values import Request
+from handler.protocols.assistant.summary import PROMPT, message_of, of_bounded_length
+from handler.protocols.assistant.tools.request import read_name
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.messages import (
+    PartReader,
+    TurnsReader,
+    add_to_turn,
+    check_role,
+    read_arguments,
+)
+from handler.protocols.kernel.objects import Scope
+from handler.protocols.kernel.parameters import STRICT, Table
+from handler.protocols.kernel.path import Path
+from handler.protocols.kernel.readers import NamedValue, only, show, unread
+from handler.protocols.kernel.schema import Shape
+from handler.protocols.openai.chat import OpenAiChat, ParsedChat
+from handler.protocols.openai.request import CHAT, OPENAI_NAMES
+from handler.protocols.responses import recorded
+from handler.protocols.responses.compaction import Summaries, after_compaction, has_replaceable
+from handler.protocols.responses.response import Origin
+from handler.protocols.responses.types import (
+    CHOSEN,
+    CUSTOM,
+    HOSTED,
+    ITEM,
+    ITEMS,
+    OF_CHAT,
+    REFUSED,
+    STORED_FIELDS,
+    TABLE,
+    TOOLS_BY_TYPE,
+    TRIGGER,
+    Meaning,
+    full_name,
+    read_reasoning,
+    referenced,
+    skipped,
+    type_of,
+    user_message,
+    without_skipped,
+)
+
+# -- `instructions` and `input` ----------------------------------------------------------------------------------------
+
+
+_ROLES = ("user", "assistant", "system", "developer")
+_READ = [kind for kind, known in ITEMS.items() if known.fields is not None]
+
+NO_CALLS: Mapping[str, str] = MappingProxyType({})
+
+
+class InputReader(TurnsReader):
+    """Reads the input of one request, and translates it to chat messages.
+
+    Attributes:
+        field: the name of the field with the items, for reports of names without effect.
+        refused: what is said of items of types that are refused.
+        items: the items of `input`, with references replaced by the stored items.
+        compacts: whether the request asks for a summary of its conversation.
+        summaries: writes and reads summaries.
+        last_summary: the last summary in the conversation, or "" if there is none.
+
+    Args:
+        calls: the types of calls that come before the items, by their ids, the latest last.
+    """
+
+    field = "input"
+    refused = REFUSED
+
+    def __init__(
+        self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = NO_CALLS
+    ) -> None:
+        super().__init__(context)
+        self._request_context = request_context
+        self._parts = PartReader(context, f"{self.field}[].content[]", self.unknown)
+        self.summaries = Summaries(context.sealer, request_context.owner)
+        self.items: list[Any] = []
+        self._read_items: Sequence[tuple[Path, Any]] = ()  # items that the model reads
+        self.compacts = False
+        self.last_summary = ""
+        self._calls = {**calls}
+
+    def read(self, body: Mapping[str, Any]) -> None:
+        """Read `instructions`, the items of previous responses, and `input`.
+
+        Raises:
+            InvalidPayload: an item is invalid. The error states its path and a valid form, but quotes no text.
+            NotKept: an item that `input` refers to is not stored.
+        """
+        instructions, input = body.get("instructions"), body.get("input")
+        if instructions is not None:
+            if not isinstance(instructions, str):
+                raise InvalidPayload("'instructions' must be a string")
+            add_to_turn(self.chat, "system", content=instructions)
+        if isinstance(input, str) and input:
+            input = [user_message(input)]
+        if not isinstance(input, list) or not input:
+            raise InvalidPayload("'input' must be a non-empty string or list of items")
+        field = "previous_response_id" if body.get("conversation") is None else "conversation"
+        stored = [
+            (item_path(f"{field}: item {index}"), item)
+            for index, item in enumerate(self.history)
+            if not _is_skipped(item)
+        ]
+        at = item_path("input")
+        sent = [(at.at(index), self._resolved(item, at.at(index))) for index, item in enumerate(input)]
+        self._read_items = after_compaction([*stored, *sent])
+        for at, item in self._read_items:
+            self._item(item, at)
+        if len(self._read_items) < len(stored) + len(sent):  # items that a summary replaces are stored, too
+            for at, item in sent:
+                _check_type(item, at)
+        self._add_shown()
+        if not self.chat:
+            raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
+        self._join_turns()
+
+    def _resolved(self, item: Any, at: Path) -> Any:
+        """Return the stored item if `item` is a reference, or else `item` unchanged.
+
+        Raises:
+            NotKept: the stored item does not exist.
+        """
+        if self._request_context.keeper is not None and (id := referenced(item)) is not None:
+            item = self._request_context.recalled.items.get(id)
+            if item is None:
+                reason = (
+                    "no item with this id is stored: it has expired, was deleted, or was created with store=false; "
+                    "send the item itself"
+                )
+                raise NotKept(f"{at}.id={show(id)}: {reason}", "input")
+        self.items.append(item)
+        return item
+
+    def _item(self, item: Any, at: Path) -> None:
+        kind = _check_type(item, at)
+        if self.compacts:
+            raise InvalidPayload(f"{at}: {TRIGGER} must be the last item")
+        if kind in self.refused or kind not in ITEMS:
+            reason = self.refused.get(kind, f"is not supported: the type must be {' or '.join(_READ)}")
+            raise InvalidPayload(f"{at}: {kind[:64]!r} {reason}")
+        known = ITEMS[kind]
+        if known.fields is not None:
+            unknown = dict[str, None]()
+            item = ITEM.read(item, at, Scope(self._context, unknown))
+            if unknown:
+                self.unknown |= {name.replace(at.general, f"{self.field}[]", 1): None for name in unknown}
+        if not known.meaning.endswith("output"):
+            self._add_shown()
+        MEANINGS[known.meaning](self, item, at)
+
+    @property
+    def history(self) -> Sequence[Any]:
+        """The stored items before those of `input`."""
+        return self._request_context.recalled.history
+
+    @property
+    def may_compact(self) -> bool:
+        """Whether a summary could replace items of the conversation before the response."""
+        return not self.compacts and has_replaceable(self._read_items)
+
+    def user_messages(self) -> list[Any]:
+        """Return the user messages of the conversation."""
+        items = [*self.history, *self.items]
+        return [item for item in items if type_of(item) == "message" and item["role"] == "user"]
+
+    def _trigger(self, item: Mapping[str, Any], at: Path) -> None:
+        """Ask for a summary of the conversation.
+
+        Raises:
+            InvalidPayload: there is nothing to summarize.
+        """
+        if not any(message["role"] != "system" for message in self.chat):
+            raise InvalidPayload("'input' has nothing to summarize")
+        add_to_turn(self.chat, "user", content=PROMPT)
+        self.compacts = True
+
+    def _summary(self, item: Mapping[str, Any], at: Path) -> None:
+        self.last_summary = self.summaries.read(item, str(at))
+        add_to_turn(self.chat, "user", content=message_of(self.last_summary, self._context.vocabulary))
+
+    def _message(self, item: Mapping[str, Any], at: Path) -> None:
+        path, content = str(at), item["content"]
+        role = check_role(item["role"], path, _ROLES, self._context)
+        path = f"{path}.content"
+        parts = self._parts.read(content, path, media=True) if role == "user" else [self._text(content, path)]
+        for part in parts or [""]:
+            add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
+
+    def _agent_message(self, item: Mapping[str, Any], at: Path) -> None:
+        """Read what an agent says to another agent, such as Codex' sub-agents, as a user message with tags."""
+        content = item["content"]
+        if isinstance(content, list):
+            content = [self._readable(part) for part in content]
+        text = self._text(content, f"{at}.content")
+        author, recipient = json.dumps(item["author"]), json.dumps(item["recipient"])
+        tag = f"<agent_message author={author} recipient={recipient}>"
+        add_to_turn(self.chat, "user", content=f"{tag}\n{text}\n</agent_message>")
+
+    def _readable(self, part: Any) -> Any:
+        """Return a part of an agent's message, or words in place of one that only OpenAI can decrypt."""
+        if not isinstance(part, dict) or part.get("type") != "encrypted_content":
+            return part
+        self.unknown[f"{self.field}[].content[].encrypted_content"] = None
+        return {"type": "input_text", "text": "[encrypted]"}
+
+    def _reasoning(self, item: Mapping[str, Any], at: Path) -> None:
+        field = "content" if item["content"] else "summary"
+        if item[field]:
+            add_to_turn(self.chat, "assistant", reasoning_content=self._text(item[field], f"{at}.{field}"))
+        elif item["encrypted_content"]:  # only OpenAI can decrypt it
+            self.unknown[f"{self.field}[].encrypted_content"] = None
+
+    def _output(self, item: Mapping[str, Any], at: Path) -> None:
+        """Read the output of a tool call. Its images are added to the chat after all adjacent outputs."""
+        id = item["call_id"]
+        if id not in self._calls:
+            raise InvalidPayload(f"{at}.call_id={show(id)}: no earlier {ITEMS[item['type']].of} has this id")
+        parts = self._parts.read(item["output"], f"{at}.output", media=True)
+        self._shown += [part for part in parts if isinstance(part, MediaSource)]
+        self._add_output(id, "\n".join([part for part in parts if isinstance(part, str)]))
+
+    def _recorded_output(self, item: Mapping[str, Any], at: Path) -> None:
+        """Read the output of a tool that another server hosts."""
+        call = ITEMS[item["type"]].of
+        ids, text = recorded.read_output(item)
+        latest = [id for id, kind in self._calls.items() if kind == call][-1:]
+        id = next((id for id in [*ids, *latest] if id in self._calls), None)
+        if id is None:
+            raise InvalidPayload(f"{at}: no earlier {call} has the id of this output")
+        self._add_output(id, text)
+
+    def _recorded_call(self, item: Mapping[str, Any], at: Path) -> None:
+        """Read a call of a tool that another server hosts as a call of a function."""
+        call = recorded.read_call(item)
+        id = call.id or f"{item['type']}_{len(self._calls)}"
+        self._add_call(id, item["type"], call.name, call.arguments)
+        if call.output is not None:
+            self._add_output(id, call.output)
+
+    def _call(self, item: Mapping[str, Any], at: Path) -> None:
+        name = full_name(item["namespace"], item["name"])
+        if "input" in item:
+            arguments = {"input": item["input"]}
+        else:
+            arguments = read_arguments(item["arguments"], f"{self.field}[].arguments", self.unknown)
+        self._add_call(item["call_id"], item["type"], name, arguments)
+
+    def _add_call(self, id: str, kind: str, name: str, arguments: Mapping[str, Any]) -> None:
+        self._calls[id] = kind
+        function = {"name": name, "arguments": arguments}
+        add_to_turn(self.chat, "assistant", tool_calls={"id": id, "type": "function", "function": function})
+
+    def _add_output(self, id: str, text: str) -> None:
+        self.chat.append({"role": "tool", "tool_call_id": id, "content": text})
+
+    def _text(self, content: Any, at: str) -> str:
+        """Read a string or a list of text parts. Return the text, with parts joined by newlines."""
+        parts = self._parts.read(content, at, media=False)
+        return "\n".join([part for part in parts if isinstance(part, str)])
+
+
+MEANINGS: Mapping[Meaning, Callable[[InputReader, Mapping[str, Any], Path], None]] = {
+    "message": InputReader._message,
+    "call": InputReader._call,
+    "output": InputReader._output,
+    "reasoning": InputReader._reasoning,
+    "agent message": InputReader._agent_message,
+    "summary": InputReader._summary,
+    "trigger": InputReader._trigger,
+    "recorded call": InputReader._recorded_call,
+    "recorded call with results": InputReader._recorded_call,
+    "recorded output": InputReader._recorded_output,
+}
+
+
+def item_path(key: str) -> Path:
+    """Return the path of a field. In the errors for items, no colon follows a path."""
+    return Path((key,), lambda path, reason: f"{path} {reason}")
+
+
+def _check_type(item: Any, at: Path) -> str:
+    """Return the type of an item.
+
+    Raises:
+        InvalidPayload: it has none.
+    """
+    kind = type_of(item)
+    if not isinstance(kind, str):
+        raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
+    return kind
+
+
+def _is_skipped(item: Mapping[str, Any]) -> bool:
+    """Return whether a stored item is not part of the prompt: a request for a summary, or a truncated call."""
+    is_call = item["type"] in ITEMS and ITEMS[item["type"]].meaning == "call"
+    return item["type"] == TRIGGER or (is_call and item.get("status") == "incomplete")
+
+
+# -- `tools` and `tool_choice` -----------------------------------------------------------------------------------------
+
+
+class ToolsReader:
+    """Reads the tools of one request, and translates them to chat tools.
+
+    Attributes:
+        tools: the tools in the format of a chat request, or the unchanged field if it is not a list. The chat reader
+            checks names and schemas.
+        origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
+        ignored: the reasons for omitting tools and the paths of unknown names, for `x-lmi-ignored-parameters`.
+        left_out: maps the names of omitted custom tools to these reasons.
+        formats: the names of custom tools whose text must match a regular expression.
+    """
+
+    def __init__(self) -> None:
+        self.tools: Any = None
+        self.ignored: dict[str, None] = {}
+        self.left_out: dict[str, str] = {}
+        self.origins: dict[str, Origin] = {}
+        self.formats: list[str] = []
+
+    def read(self, value: Any) -> None:
+        """Read the tools. The names of tools in a namespace are prefixed with the namespace.
+
+        Raises:
+            InvalidParameter: a tool is neither a function nor a custom tool, or is malformed.
+        """
+        self.tools = value if not isinstance(value, list) else []
+        for index, tool in enumerate(value if isinstance(value, list) else ()):
+            self._tool(tool, f"tools[{index}]", "")
+
+    def _tool(self, tool: Any, at: str, namespace: str) -> None:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(tool, dict) and (reason := skipped(tool)):
+            self.ignored[reason] = None
+            if kind == CUSTOM:
+                self.left_out[full_name(namespace, str(tool.get("name")))] = reason
+            return
+        if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
+            if not isinstance(tool.get("name"), str) or not tool["name"]:
+                raise InvalidParameter(f"{at}.name: must be a non-empty string")
+            self.ignored |= unread(tool, "tools[]", TOOLS_BY_TYPE[kind])
+            for index, member in enumerate(tool["tools"]):
+                self._tool(member, f"{at}.tools[{index}]", tool["name"])
+            return
+        if kind not in ("function", CUSTOM):
+            hosted = isinstance(kind, str) and kind.startswith(HOSTED)
+            reason = "hosted tools only run on OpenAI's servers" if hosted else f"the type must be function or {CUSTOM}"
+            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {reason}")
+        self._add(tool, kind, at, namespace)
+
+    def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
+        short_name = read_name(tool.get("name"), f"{at}.name")
+        name = read_name(full_name(namespace, short_name), f"{at}.name with its namespace")
+        if namespace or kind == CUSTOM:
+            self.origins[name] = Origin(namespace, short_name, kind == CUSTOM)
+        source = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool
+        if kind == CUSTOM and source["strict"]:
+            self.formats.append(name)
+        self.ignored |= unread(tool, "tools[]", TOOLS_BY_TYPE[kind])
+        function = {field: source[field] for field in ("parameters", "strict") if field in source}
+        function = {"name": name, "description": tool.get("description"), **function}
+        self.tools.append({"type": "function", "function": function})
+
+    def named(self, request: Request, choice: Any) -> Request:
+        """Return the request with the field that the error names if the engine refuses its structured output.
+
+        The error names the formats of custom tools if no schema of another tool can be the reason.
+
+        Args:
+            choice: `tool_choice` in the format of a chat request.
+        """
+        rule, field = request.sampling.structured_output, request.names.structured_output
+        with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
+        if field != "tools" and not with_text:
+            return request
+        compiled = self._compiled(choice, with_text=with_text)
+        custom = [name for name in compiled if name in self.formats]
+        if not custom:
+            return request
+        if custom == compiled:
+            blamed = f"tools: the format of {' or '.join(custom)}"
+        else:
+            blamed = "tools: a schema or a format" if with_text else "tools"
+        blamed += ", or text" if with_text else ""
+        return request._replace(names=request.names._replace(structured_output=blamed))
+
+    def _compiled(self, choice: Any, *, with_text: bool) -> list[str]:
+        """Return the names of the tools whose schemas are part of the structured output.
+
+        Args:
+            with_text: whether the structured output also contains a schema for the text.
+        """
+        functions, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
+        if isinstance(choice, dict):
+            allowed = choice.get("allowed_tools", {"mode": "required", "tools": [choice]})
+            names = [tool["function"]["name"] for tool in allowed["tools"]]
+            functions = [function for function in functions if function["name"] in names]
+            called = allowed["mode"] == "required"
+        return [function["name"] for function in functions if called or with_text or function.get("strict")]
+
+
+def _of_custom(format: Any) -> dict[str, Any]:
+    """Return the parameters of the function that replaces a custom tool. Its only parameter, `input`, is the text.
+
+    Raises:
+        ValueError: the format is neither text nor a regular expression.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    only(format, "type", "syntax", "definition")
+    match format:
+        case None | {"type": "text"}:
+            pass
+        case {"type": "grammar", "syntax": "regex", "definition": str(expression)}:
+            text["pattern"] = f"^(?:{expression})$"
+        case _:
+            raise ValueError("must have 'type': 'text', or 'type': 'grammar' with 'syntax': 'regex' and 'definition'")
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    return {"parameters": schema, "strict": "pattern" in text}
+
+
+def read_choice(value: Any, reader: ToolsReader) -> Any:
+    """Return `tool_choice` in the format of a chat request.
+
+    Raises:
+        InvalidParameter: the value is malformed, or names an unknown or omitted tool.
+    """
+    if not isinstance(value, dict):
+        return value
+    names = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
+    if value.get("type") == "allowed_tools":
+        return _allowed(value, names, reader.ignored)
+    chosen = _chosen(value, "tool_choice", reader.ignored)
+    name = chosen["function"]["name"]
+    if name not in names and (reason := reader.left_out.get(name)):
+        raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {reason} is not supported")
+    if chosen["type"] != "function" or name not in names:
+        raise NamedValue("tool_choice", value).refused(
+            "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
+            "'custom' and the 'name' of one of the tools"
+        )
+    return chosen
+
+
+def _allowed(value: Mapping[str, Any], names: Sequence[str], ignored: dict[str, None]) -> Any:
+    """Return the allowed tools in the format of a chat, without omitted tools. The chat reader checks them."""
+    ignored |= unread(value, "tool_choice", ("type", "mode", "tools"))
+    tools = value.get("tools")
+    if isinstance(tools, list):
+        chosen = [
+            (tool, _chosen(tool, "tool_choice.tools[]", ignored)) if isinstance(tool, dict) else ({}, tool)
+            for tool in without_skipped(tools)
+        ]
+        tools = [item for tool, item in chosen if tool.get("type") != CUSTOM or item["function"]["name"] in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
+
+
+def _chosen(tool: Mapping[str, Any], at: str, ignored: dict[str, None]) -> Any:
+    """Return a tool that a choice names, in the format of a chat. `ignored` receives the paths of unknown names."""
+    ignored |= unread(tool, at, CHOSEN)
+    kind = "function" if tool.get("type") == CUSTOM else tool.get("type")
+    return {"type": kind, "function": {"name": full_name(tool.get("namespace"), str(tool.get("name")))}}
+
+
+# -- the chat ----------------------------------------------------------------------------------------------------------
+
+
+_RENAMED = {"messages": "input", "reasoning_effort": "reasoning.effort"}
+"""Maps the field names of a chat to those of the Responses API, where they differ."""
+
+_SAME = (TABLE.parameters.keys() - _RENAMED.keys()) | OF_CHAT.keys()
+"""The fields that are passed to the chat unchanged."""
+
+UNHEEDED = "tools[].strict"
+"""The field that the chat reader reports as ignored if nothing enforces the schemas of tools."""
+
+_NAMES = OPENAI_NAMES._replace(
+    prompt="input", function="", message_reasoning="input[].reasoning", reasoning_effort="reasoning.effort"
+)
+
+
+class _Chat(OpenAiChat):
+    """The chat dialect with the parameters of the Responses API."""
+
+    table = Table(
+        {name: parameter for name, parameter in TABLE.parameters.items() if name not in _RENAMED}
+        | {"reasoning_effort": CHAT.parameters["reasoning_effort"]},
+        translated={"reasoning_effort": _NAMES.reasoning_effort, STRICT: UNHEEDED},
+    )
+    fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
+    field_names = _NAMES
+
+
+_CHAT = _Chat()
+
+
+class Translated(NamedTuple):
+    """A body that has been translated to a chat.
+
+    Attributes:
+        input: reader that has read the input.
+        tools: reader that has read the tools.
+    """
+
+    chat: ParsedChat
+    input: InputReader
+    tools: ToolsReader
+
+
+def translate(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> Translated:
+    """Translate a body to a chat."""
+    reader, tools = InputReader(context, request_context), ToolsReader()
+    reasoning = NamedValue("reasoning", body.get("reasoning")).optional(read_reasoning)
+    reader.read(body)
+    tools.read(body.get("tools"))
+    choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
+    same = _SAME.difference(STORED_FIELDS if request_context.keeper else ())
+    fields = {
+        **{name: body[name] for name in same if name in body},
+        "reasoning_effort": reasoning and reasoning["effort"],
+    }
+    tool_fields = {
+        "tools": tools.tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": body.get("parallel_tool_calls"),
+    }
+    if reader.compacts:
+        fields["text"] = None  # the client's format is for the response, not for the summary
+    chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
+    if reader.compacts and body.get("max_output_tokens") is None:
+        chat = chat._replace(request=of_bounded_length(chat.request))
+    if tools.formats:
+        chat = chat._replace(request=tools.named(chat.request, choice))
+    return Translated(chat, reader, tools)
+
+
+def check_names(body: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter if a body uses a field name of the chat API instead of its own."""
+    for name, own in _RENAMED.items():
+        if body.get(name) is not None:
+            raise InvalidParameter(f"{name}: is not supported: use {own}")
