@@ -30,7 +30,7 @@ from handler.protocols.assistant.summary import (
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.context import RequestContext, ServerContext
-from handler.protocols.kernel.dialect import Description, ParsedRequest
+from handler.protocols.kernel.dialect import Description, FollowUp, ParsedRequest
 from handler.protocols.kernel.messages import (
     MAX_ARGUMENTS,
     PartReader,
@@ -956,7 +956,7 @@ class OpenAiResponses(OpenAiDialect):
         if in_background and keeping is not None:
             parsed = _detached(parsed, settings, keeping, streams=chat.framing is not JSON)
         if summarizing is not None:
-            parsed = parsed._replace(follow_up=summarizing.follow_up)
+            parsed = parsed._replace(course=FollowUp(summarizing.follow_up))
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=settings.keeping is not None, num_repeated=repeated_size)
 

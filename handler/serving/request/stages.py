@@ -16,6 +16,7 @@ from handler.core.media import MEDIA, Medium, media_of
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import NOTHING
@@ -26,7 +27,7 @@ from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import CLOSED, FINISHED, JOIN, Life
 from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
-from handler.serving.stored_responses import ResponseStore
+from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 
 if TYPE_CHECKING:
     from handler.serving.admission import Admission
@@ -86,21 +87,17 @@ class Decompression:
 
 
 class Decoding:
-    """Decodes bodies: inline, on a thread, or on the thread of the formatters if one of them reads the body."""
+    """Decodes bodies inline or on a thread."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._preprocessor = admission.preprocessor
 
     def body(self, intake: Intake) -> Wait:
-        head, preprocessor = intake.head, self._preprocessor
-        may_format = preprocessor.adapter_formatters.read or head.formatters.input is not None
-        if may_format and (title := preprocessor.input_formatter(head)):
-            return self._admission.on_loop(self._admission.formatters.submit(title, self._decode, intake))
         if len(intake.body) < PARSE_INLINE:
             self._decode(intake)
             return None
-        return self._admission.run(len(intake.body), functools.partial(self._decode, intake), head.owner)
+        return self._admission.run(len(intake.body), functools.partial(self._decode, intake), intake.head.owner)
 
     def _decode(self, intake: Intake) -> None:
         body, head = intake.body, intake.head
@@ -111,6 +108,31 @@ class Decoding:
             most = _MEASURE_INLINE if len(body) < PARSE_INLINE else sys.maxsize
             estimate = min(estimate, decoded.size or value_size(decoded.value, most))
         intake.size = estimate
+
+
+class FormattedDecoding(Decoding):
+    """Decodes bodies on the thread of the formatters if one of them reads the body."""
+
+    def body(self, intake: Intake) -> Wait:
+        if title := self._preprocessor.input_formatter(intake.head):
+            return self._admission.on_loop(self._admission.formatters.submit(title, self._decode, intake))
+        return super().body(intake)
+
+
+class Formatting:
+    """Has the thread of the formatters write a response that one of them formats."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def body(self, intake: Intake) -> Wait:
+        assert intake.parsed is not None, "the body has been parsed"
+        if intake.parsed.formats.title:
+            thread, deliver = self._admission.formatters, intake.task.feed_and_flush
+            reply = ThreadedReply(intake.parsed.reply, intake.parsed.formats.title, thread, deliver)
+            intake.task.hold(reply.close)
+            intake.parsed = intake.parsed._replace(reply=reply)
+        return None
 
 
 class Recall:
@@ -143,20 +165,22 @@ class Recall:
             store.check_calls(owner)
         if references.keeps and store.may_be_full:
             await self._admission.on_loop(store.check_room(owner, size))
-        intake.recalled = NOTHING
+        intake.recalled, turn = NOTHING, None
         if references.previous or references.items or references.conversation:
             take = functools.partial(_take_body, memory)
             if references.appends:
-                intake.turn = turn = store.new_turn()
+                turn = store.new_turn()
                 until = CLOSED if references.detaches else FINISHED
-                intake.hold(functools.partial(store.end_turn, owner, turn), until)
-            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, intake.turn))
+                intake.task.hold(functools.partial(store.end_turn, owner, turn), until)
+            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, turn))
             intake.size += intake.recalled.size
             if references.appends and size + intake.recalled.size > store.most_bytes:
                 raise InvalidPayload(
                     f"the conversation and the request have {size + intake.recalled.size} bytes; at most "
                     f"{store.most_bytes} are stored (option.responses_max_bytes)"
                 )
+        intake.keeper = OwnersKeeper(store, owner, turn)
+        intake.task.hold(intake.keeper.end)
 
 
 def _take_body(memory: Share, num_bytes: int) -> None:
@@ -179,7 +203,7 @@ class Parsing:
 
     def _parse(self, intake: Intake) -> None:
         assert intake.decoded is not None, "the body has been decoded"
-        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.turn)
+        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.keeper)
 
 
 class MediaLoading:
@@ -213,8 +237,6 @@ class Tokenizing:
         self._tokenizing = OwnerCounts(MOST_TOKENIZING, words)
 
     def encode(self, encoding: Encoding) -> Wait:
-        if encoding.take is not None:
-            return self._tokenize(encoding)
         if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
             encoding.request, encoding.prompt = self._encoder.encode(encoding.request, encoding.media)
             return None
@@ -224,9 +246,8 @@ class Tokenizing:
         """Encode a request on a thread, which keeps nothing else of it alive once its client has gone."""
         encoding.request, encoding.prompt = await self._on_thread(self._encoder.encode, encoding)
 
-    async def _tokenize(self, encoding: Encoding) -> None:
+    async def tokenize(self, encoding: Encoding) -> None:
         """Tokenize a prompt of any length for a request that needs no engine."""
-        assert encoding.take is not None, "the request only tokenizes"
         with self._tokenizing.hold(encoding.owner):  # media are not counted: they have their own limits
             take = functools.partial(self._take, encoding.take)
             if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
@@ -239,7 +260,7 @@ class Tokenizing:
         call = functools.partial(use, encoding.request, encoding.media)
         return self._admission.submit(call, size, encoding.owner, apart=is_long(encoding.request))
 
-    def _take(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
+    def _take(self, take: Callable[[Prompt], object], request: Request, media: Sequence[Medium]) -> None:
         take(self._encoder.tokenize(request, media))
 
 
@@ -252,7 +273,7 @@ class Trial:
 
     def encode(self, encoding: Encoding) -> Wait:
         output = encoding.request.sampling.structured_output
-        if output is None or encoding.take is not None:
+        if output is None:
             return None
         return self._check(encoding.request, self._validator.check(output, encoding.owner))
 
@@ -276,6 +297,13 @@ class Gating:
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------
 
 
+def _capture(admission: Admission) -> Stage | None:
+    """Record the body. `CapturedTask` records the response."""
+    if admission.preprocessor.context.config.capture_requests is None:
+        return None
+    return Stage("capture", Time.LOOP, body=lambda intake: intake.task.note_decoded(intake))
+
+
 def _receiving(admission: Admission) -> Stage | None:
     """Receive the body. A host whose loop runs in steps has the body with the head."""
     return None if admission.is_stepped else Stage("body", Time.CLIENT)
@@ -294,7 +322,8 @@ def _decompression(admission: Admission) -> Stage:
 
 
 def _decoding(admission: Admission) -> Stage:
-    return Stage("decode", Time.THREAD, holds=_TURN, body=Decoding(admission).body)
+    kind = FormattedDecoding if admission.preprocessor.has_formatters else Decoding
+    return Stage("decode", Time.THREAD, holds=_TURN, body=kind(admission).body)
 
 
 def _recall(admission: Admission) -> Stage | None:
@@ -308,15 +337,23 @@ def _parsing(admission: Admission) -> Stage:
     return Stage("parse", Time.THREAD, holds=_TURN, body=Parsing(admission).body)
 
 
+def _formatters(admission: Admission) -> Stage | None:
+    if not admission.preprocessor.has_formatters:
+        return None
+    return Stage("formatters", Time.LOOP, body=Formatting(admission).body)
+
+
 def _media(admission: Admission) -> Stage | None:
     context = admission.preprocessor.context
     if context.task is not Task.TRANSCRIPTION and all(context.no_media.get(kind, "none") for kind in MEDIA):
         return None
-    return Stage("media", Time.THREAD, holds=_TURN, encode=MediaLoading(admission).encode)
+    load = MediaLoading(admission).encode
+    return Stage("media", Time.THREAD, holds=_TURN, encode=load, tokenize=load)
 
 
 def _tokenizing(admission: Admission) -> Stage:
-    return Stage("tokenize", Time.THREAD, holds=_TURN, encode=Tokenizing(admission).encode)
+    tokenizing = Tokenizing(admission)
+    return Stage("tokenize", Time.THREAD, holds=_TURN, encode=tokenizing.encode, tokenize=tokenizing.tokenize)
 
 
 def _trial(admission: Admission) -> Stage | None:
@@ -342,8 +379,8 @@ def _writing(admission: Admission) -> Stage:
 
 
 STAGES: Sequence[Callable[[Admission], Stage | None]] = (
-    _receiving, _handle, _decompression, _decoding, _recall, _parsing, _media, _tokenizing, _trial, _gate, _submission,
-    _writing,
+    _receiving, _handle, _decompression, _decoding, _capture, _recall, _parsing, _formatters, _media, _tokenizing,
+    _trial, _gate, _submission, _writing,
 )  # fmt: skip
 """Functions that return the stages after the head in their order, or None for a stage that the server does not need."""
 
