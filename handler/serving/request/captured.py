@@ -6,7 +6,6 @@ from typing import Any
 
 from handler.core.errors import ServingError
 from handler.core.values import Delta
-from handler.protocols.kernel.reply import Reply
 from handler.scheduler.batcher import ClientChannel
 from handler.serving.request.life import CLOSED
 from handler.serving.request.plan import Intake
@@ -43,9 +42,9 @@ class CapturedTask(RequestTask):
     def write_tokens_to(self, channel: ClientChannel) -> None:
         """Do nothing, so that all bytes are added to `unsent`."""
 
-    def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
+    def _put(self, data: bytes, delta: Delta) -> None:
         self.capture.add(data)
-        super()._put(reply, data, delta)
+        super()._put(data, delta)
 
     def _keep(self, line: bytes) -> None:
         self.capture.add(line)

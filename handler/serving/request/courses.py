@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handler.core.errors import InternalError, serving_error
-from handler.core.text import Prompt
 from handler.core.values import Delta, Request
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.dialect import FollowUp, ParsedRequest, WithoutEngine
@@ -25,8 +24,7 @@ async def generate(task: RequestTask, parsed: ParsedRequest, loaded: SharedMedia
     plan, requests = task.admission.plan, parsed.requests
     if not requests:
         return await _without_engine(task, parsed, WithoutEngine())
-    encodings = _encodings(task, requests, loaded)
-    await _pass(plan.encode, encodings)
+    encodings = await _encode(task, requests, plan.encode, loaded)
     encoded = [encoding.request for encoding in encodings]
     if encoded != [*requests]:
         task.parsed = parsed = parsed._replace(requests=encoded)
@@ -40,22 +38,17 @@ async def generate(task: RequestTask, parsed: ParsedRequest, loaded: SharedMedia
             _submit(task, parsed, index, encoding, task.stats.note_started)
 
 
-def _encodings(
-    task: RequestTask,
-    requests: Sequence[Request],
-    loaded: SharedMedia | None,
-    take: Callable[[Prompt], object] = bool,
+async def _encode(
+    task: RequestTask, requests: Sequence[Request], hooks: Hooks, loaded: SharedMedia | None = None, **more: Any
 ) -> list[Encoding]:
     size, owner = task.memory.body, task.head.owner
     loaded = [] if loaded is None else loaded
-    return [Encoding(request, size, owner, task.hold, loaded, take) for request in requests]
-
-
-async def _pass(hooks: Hooks, encodings: Sequence[Encoding]) -> None:
+    encodings = [Encoding(request, size, owner, task.hold, loaded, **more) for request in requests]
     for encoding in encodings:
         for work in hooks:
             if (waiting := work(encoding)) is not None:
                 await waiting
+    return encodings
 
 
 def _submit(
@@ -73,7 +66,7 @@ def _submit(
 
 async def _without_engine(task: RequestTask, parsed: ParsedRequest, course: WithoutEngine) -> None:
     """Respond, and then stop the running requests of the same owner for which the client has set an id."""
-    await _pass(task.admission.plan.tokenize, _encodings(task, parsed.requests, None, course.take))
+    await _encode(task, parsed.requests, task.admission.plan.tokenize, take=course.take)
     task.feed_and_flush(0, Delta(0, 0, ()))
     for other in [*task.admission.tasks] if course.stops else ():
         if other.is_of(course.stops, task.head.owner):
@@ -84,13 +77,8 @@ async def _follow_up(task: RequestTask, parsed: ParsedRequest, course: FollowUp)
     """Generate, and begin the next request of the reply when the engine has finished the first one."""
     loaded: SharedMedia = []
     task.hold(loaded.clear)
-    task.pause = functools.partial(_begin_next, course, loaded)
+    task.pause = lambda that: that.driver.soon(lambda: that.begin(_next(course, loaded, that)))  # after this step
     await generate(task, parsed, loaded)
-
-
-def _begin_next(course: FollowUp, loaded: SharedMedia, task: RequestTask) -> None:
-    """Begin the next request of a reply after this step of the driver."""
-    task.driver.soon(lambda: task.begin(_next(course, loaded, task)))
 
 
 async def _next(course: FollowUp, loaded: SharedMedia, task: RequestTask) -> None:
@@ -101,10 +89,9 @@ async def _next(course: FollowUp, loaded: SharedMedia, task: RequestTask) -> Non
         request = await task.admission.process(task.memory.body, course.next, task.head.owner)
         if request is None:
             raise InternalError("the reply is not finished, but has no further request")
-        encodings = _encodings(task, [request], loaded)
-        await _pass(task.admission.plan.encode, encodings)
+        (encoding,) = await _encode(task, [request], task.admission.plan.encode, loaded)
         if not task.finished and task.parsed is not None:
-            _submit(task, task.parsed, 1, encodings[0])
+            _submit(task, task.parsed, 1, encoding)
     except Exception as error:  # one client's request must not stop the others
         task.fail(serving_error(error))
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from handler.protocols.kernel.dialect import ParsedRequest
     from handler.protocols.kernel.stored import Recalled
     from handler.serving.head import Head
-    from handler.serving.quota import Share
     from handler.serving.request.life import Life
     from handler.serving.request.task import RequestTask
     from handler.serving.stored_responses import OwnersKeeper
@@ -69,21 +68,19 @@ class Intake:
 
     Attributes:
         body: the body, without its Content-Encoding after the stage that decompresses it.
-        memory: share of the memory quota for the body, its decoded value and the stored responses that it refers to.
         decoded: the decoded body, or None until it is decoded.
         size: memory of the decoded body and of the stored responses, in bytes.
-        task: task of the request.
+        task: task of the request, whose `memory` is held for the body, its decoded value and stored responses.
         recalled: stored responses that the body refers to, or None if it neither uses nor stores responses.
         keeper: stores the response of the request, or None if it neither uses nor stores responses.
         parsed: the parsed request, or None until the body is parsed.
     """
 
-    __slots__ = ("body", "decoded", "head", "keeper", "memory", "parsed", "recalled", "size", "task")
+    __slots__ = ("body", "decoded", "head", "keeper", "parsed", "recalled", "size", "task")
 
-    def __init__(self, head: Head, body: bytes, memory: Share, task: RequestTask) -> None:
+    def __init__(self, head: Head, body: bytes, task: RequestTask) -> None:
         self.head = head
         self.body = body
-        self.memory = memory
         self.task = task
         self.decoded: Decoded | None = None
         self.size = 0

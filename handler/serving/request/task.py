@@ -24,7 +24,6 @@ from handler.core.loop import Begun
 from handler.core.values import Delta, Finish
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import Headers, HttpResponse
-from handler.protocols.kernel.reply import Reply
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
 from handler.serving.engine_driver import EngineDriver
@@ -84,6 +83,10 @@ class _Refusal(NamedTuple):
 
     error: ServingError
     response: HttpResponse
+
+
+def _failure(error: ServingError) -> Delta:
+    return Delta(0, 0, (), Finish.ERROR, error)
 
 
 class RequestTask(Life):
@@ -229,7 +232,7 @@ class RequestTask(Life):
         """Parse the body. If it is refused, the error is sent as the response."""
         if self.finished:
             return
-        intake = Intake(self.head, body, self.memory, self)
+        intake = Intake(self.head, body, self)
         del body  # the intake drops it as soon as it is decompressed
         try:
             plan, head = self.admission.plan, self.head
@@ -296,7 +299,7 @@ class RequestTask(Life):
             return
         reply, num_sequences = self.parsed.reply, self.parsed.requests[0].sampling.num_sequences
         deltas = [Delta(0, sequence, (), Finish.STOP) for sequence in range(num_sequences)]
-        self._put(reply, b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
+        self._put(b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
         self.driver.flush()
 
     def _accept(self, parsed: ParsedRequest) -> None:
@@ -331,20 +334,24 @@ class RequestTask(Life):
             stats.num_prompt_tokens += delta.num_media_tokens
         if delta.error is not None or self.parsed is None:
             return self._fail(index, delta)
-        reply = self.parsed.reply
-        if delta.finish is not None and (writing := self._write_apart(reply, index, delta)) is not None:
-            return writing.add_done_callback(functools.partial(self._finish_writing, delta))
-        self._put(reply, reply.feed(index, delta), delta)
+        if delta.finish is None or not self._writes_apart(self.parsed, index, delta):
+            self._put(self.parsed.reply.feed(index, delta), delta)
 
-    def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
-        """Convert the last delta to bytes on a thread if this may take long. Return None to convert it inline."""
-        keeps = self.parsed is not None and self.parsed.keeps
+    def _writes_apart(self, parsed: ParsedRequest, index: int, delta: Delta) -> bool:
+        """Convert the last delta to bytes on a thread if this may take long. Return whether it may."""
+        reply, keeps = parsed.reply, parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
-            return None
-        return self.admission.write(functools.partial(reply.feed, index, delta), self.head.owner, keeps=keeps)
+            return False
+        writing = self.admission.write(functools.partial(reply.feed, index, delta), self.head.owner, keeps=keeps)
+        if writing is None:
+            return False
+        writing.add_done_callback(functools.partial(self._finish_writing, delta))
+        return True
 
-    def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
+    def _put(self, data: bytes, delta: Delta) -> None:
         """Buffer bytes of the response, and notify the host at the end of the engine's step."""
+        assert self.parsed is not None, "only a parsed request has a reply"
+        reply = self.parsed.reply
         if reply.finished and not self.streams:
             try:
                 self.memory.set_unsent(len(data))
@@ -361,7 +368,7 @@ class RequestTask(Life):
             pause, self.pause = self.pause, None
             pause(self)
         elif self._fast_path is None and (data if self.streams else not begun):
-            self._open_fast_path(reply, delta.id)
+            self._open_fast_path(self.parsed, delta.id)
         elif not data and begun:
             return
         self.driver.notify(self)
@@ -378,12 +385,12 @@ class RequestTask(Life):
         elif error is not None:
             return self.fail(serving_error(error))
         else:
-            self._put(self.parsed.reply, writing.result(), delta)
+            self._put(writing.result(), delta)
         self.driver.flush()
 
-    def _open_fast_path(self, reply: Reply, id: int) -> None:
+    def _open_fast_path(self, parsed: ParsedRequest, id: int) -> None:
         """Let the batcher encode the plain tokens of request `id` if the reply has an encoder."""
-        encode = reply.token_encoder() if self.parsed is not None and len(self.parsed.requests) == 1 else None
+        encode = parsed.reply.token_encoder() if len(parsed.requests) == 1 else None
         if encode is not None:
             self._fast_path = FastPath(id, encode, self._channel, self._keep)
             self.driver.set_fast_path(self._fast_path)
@@ -401,7 +408,7 @@ class RequestTask(Life):
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, which is sent as the complete response or as the last event of the stream."""
-        self.feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
+        self.feed_and_flush(0, _failure(error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
         """Make `error` the complete response, or the last event of a stream that has been announced.
@@ -412,7 +419,7 @@ class RequestTask(Life):
         if self.finished:
             return
         if self.streams and self.committed:
-            self._break_off(0, Delta(0, 0, (), Finish.ERROR, error))
+            self._break_off(0, _failure(error))
         else:
             self._refuse(error, body)
         self.driver.flush()
@@ -433,7 +440,7 @@ class RequestTask(Life):
         try:
             self.feed(index, delta)
         except Exception as error:  # the dialect has a bug
-            self.feed(index, Delta(0, 0, (), Finish.ERROR, serving_error(error)))
+            self.feed(index, _failure(serving_error(error)))
         self.driver.flush()
 
     def _fail(self, index: int, delta: Delta) -> None:
@@ -449,12 +456,11 @@ class RequestTask(Life):
         """End a stream that has been announced with the error in `delta`."""
         assert self.parsed is not None, "the stream has been announced"
         assert delta.error is not None, "the stream fails"
-        reply = self.parsed.reply
         self.stats.error = delta.error.public
-        if (writing := self._write_apart(reply, index, delta)) is not None:
-            return writing.add_done_callback(functools.partial(self._finish_writing, delta))
+        if self._writes_apart(self.parsed, index, delta):
+            return
         try:
-            data = reply.feed(index, delta)
+            data = self.parsed.reply.feed(index, delta)
         except Exception:  # otherwise the client would wait forever
             log.exception(_NOT_ENCODED)
             data = b""

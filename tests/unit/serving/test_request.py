@@ -473,7 +473,7 @@ def test_a_response_that_a_thread_writes_is_not_stopped() -> None:
     written = parsed.reply.feed(0, ending)  # on the thread, which takes long
     request.task.stop()
     assert not request.task.finished
-    request.task._put(parsed.reply, written, ending)
+    request.task._put(written, ending)
     assert json.loads(request.task.take())["outputs"][0]["data"] == ["a b a"]
 
 
