@@ -203,8 +203,8 @@ class JavaWatch:
 
     Attributes:
         is_ready: whether /ping has returned 200, which it only does after the model is loaded.
-        is_lost: whether no thread has called the worker for `patience` seconds.
-        is_reduced: whether fewer threads than `minWorkers` have called workers for `patience` seconds.
+        missing: "all" if no thread has called a worker for `patience` seconds, "some" if only fewer threads than
+            `minWorkers` have, and otherwise "".
         num_threads: the number of threads that call workers, or 0 if unknown.
     """
 
@@ -212,7 +212,8 @@ class JavaWatch:
         self._address = address
         self._none, self._few = _Since(patience), _Since(patience)
         self._ended = threading.Event()
-        self.is_ready = self.is_lost = self.is_reduced = False
+        self.is_ready = False
+        self.missing = ""
         self.num_threads = 0
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -232,8 +233,8 @@ class JavaWatch:
         status, body = self._get(f"/models/{quote(self._address.model, safe='')}")
         number, least = _threads(json.loads(body)) if status == 200 and self.is_ready else (0, 0)
         self.num_threads = number
-        self.is_lost = self._none.seconds(not number and least > 0) > 0
-        self.is_reduced = self._few.seconds(number < least) > 0
+        no_thread, few_threads = self._none.seconds(not number and least > 0), self._few.seconds(number < least)
+        self.missing = "all" if no_thread > 0 else "some" if few_threads > 0 else ""
 
     def _get(self, path: str) -> tuple[int, bytes]:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address.host, self._address.host)
@@ -282,9 +283,9 @@ class _Server:
         worker fails, or else for as long as they take.
         """
         all_lost, some_lost = self._worker.seconds_lost(self._java.num_threads)
-        if all_lost > 0 or self._java.is_lost or some_lost > drain:
+        if all_lost > 0 or self._java.missing == "all" or some_lost > drain:
             return True
-        return (some_lost > 0 or self._java.is_reduced) and not _waiting(self._port)
+        return (some_lost > 0 or self._java.missing != "") and not _waiting(self._port)
 
     def end(self) -> None:
         """Kill the server with its workers and their engines, and reap it."""

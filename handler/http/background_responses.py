@@ -43,6 +43,7 @@ from handler.serving.background.runs import BackgroundRuns
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
+from handler.serving.request.captured import CapturedTask
 from handler.serving.request.task import RequestTask, ignored_header
 from handler.serving.request_log import Capture
 from handler.serving.stored_responses import BUSY_SECONDS
@@ -63,13 +64,14 @@ async def create(model: ServedModel, task: RequestTask) -> Respond | None:
     """
     runs = model.background
     assert runs is not None, "it exists if responses are stored"
-    capture = task.replace_capture(None)  # the client gets other bytes than those of the task
+    capture = task.capture.pass_on() if isinstance(task, CapturedTask) else None  # the client gets other bytes
     starting = asyncio.ensure_future(runs.start(task))
     ignored = encoded(ignored_header(task.ignored).items())
     try:
         run = await asyncio.shield(starting)
     except ServingError as error:
-        task.replace_capture(capture)
+        if isinstance(task, CapturedTask) and capture is not None:
+            task.capture = capture
         task.refuse(error)
         return None
     except asyncio.CancelledError:

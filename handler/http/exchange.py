@@ -11,14 +11,14 @@ import struct
 from collections.abc import Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Send
 
 from handler.http.parser import RequestHead
 
 if TYPE_CHECKING:
-    from handler.http.protocol import LoopTurns
+    from handler.http.protocol import LoopTurns, Protocol
 
 EXCHANGE = "lmi.http.exchange"
 """Name of the ASGI extension whose value is the request's `Exchange`."""
@@ -42,6 +42,11 @@ WAITING = 0  # the application has not started the response
 STARTED = 1  # the response has a status and headers
 COMPLETE = 2  # the last part of the body has been written
 DISCONNECTED = 3  # the client has disconnected before the response was complete
+
+# What is known of the body of a request. A state is a sum of these.
+_RECEIVED = 1  # the client has sent all of it
+_TAKEN = 2  # the application has taken a part of it, or all
+_EXPECTED = 4  # the client waits for a response with status 100 before it sends the body
 
 # How the client recognizes the end of a response.
 _BY_LENGTH = 0  # by the Content-Length, or because such a response never has a body
@@ -79,12 +84,16 @@ class ConnectionFlow(WriteFlow):
 
     Args:
         transport: transport of the connection.
+
+    Attributes:
+        has_ended: whether the client has closed its side of the connection.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
         self._reasons = set[str]()  # reasons not to read the connection
+        self.has_ended = False
 
     def pause_reading(self, reason: str = "body") -> None:
         """Stop reading until it is resumed for each reason."""
@@ -114,91 +123,115 @@ class Successor(asyncio.Protocol):
         raise NotImplementedError
 
 
-class HttpConnection(Protocol):
-    """What an exchange uses of its connection.
+class AnyExchange:
+    """A request and its response, with the operations that ASGI either lacks or offers only at the cost of a task.
+
+    By default, the operations do nothing, because the server does not need them.
+
+    Args:
+        memo: values that follow from the head of the request, or None (see `RequestHead`).
 
     Attributes:
-        default_headers: headers of all responses.
+        phase: phase of the response.
+        wake: function that ends the current or the next `wait`.
+        written_at: time of the last chunk, as returned by time.monotonic().
+        is_paused: whether `write_chunk` refuses chunks until the next `resume`: the response has not started, the
+            socket is full, the client has disconnected, or earlier bytes have not been sent yet.
     """
 
-    flow: ConnectionFlow
-    transport: asyncio.Transport
-    turns: LoopTurns
+    __slots__ = ("_event", "is_paused", "memo", "phase", "wake", "written_at")
+
+    def __init__(self, memo: dict[object, Any] | None = None) -> None:
+        self._event = asyncio.Event()
+        self.memo = memo
+        self.phase = WAITING
+        self.is_paused = True
+        self.wake = self._event.set
+        self.written_at = 0.0
 
     @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]: ...
+    def is_over(self) -> bool:
+        """Return whether the client has disconnected or the response is complete."""
+        return self.phase >= COMPLETE
 
-    def note_whole(self, exchange: Exchange) -> None:
-        """The response will be sent only when it is complete."""
+    @property
+    def has_body(self) -> bool:
+        """Return whether it is known that the whole body has been received."""
+        return False
 
-    def end_response(self, *, keep_alive: bool) -> None:
-        """The response has been written."""
+    @property
+    def num_unsent(self) -> int:
+        """Return the number of bytes that were written but not yet accepted by the socket."""
+        return 0
 
-    def switch(self, successor: Successor) -> None:
-        """Pass the connection on to another protocol (see `Exchange.switch`)."""
+    def take_body(self) -> bytes | None:
+        """Return the whole body, as `receive` would, or None if the application must call `receive`."""
+        return None
+
+    def disconnect(self) -> None:
+        """Tell the application that the client has disconnected."""
+        self.is_paused = True
+        self.phase = DISCONNECTED
+        self._event.set()
+
+    def drop(self) -> None:
+        """Close the connection immediately, without sending the rest of the response."""
+
+    def send_whole(self) -> None:
+        """Announce that the response will be sent only when it is complete. A client that closes its side of the
+        connection is then treated as disconnected. It may only have half-closed the connection, but there is no write
+        that would show this. Without this call, the response is sent until a write fails.
+        """
+
+    def send_head(self) -> None:
+        """Write the head of a response that has started. By default it is written with the first bytes of the body."""
+
+    def resume(self) -> None:
+        """Allow `write_chunk` again if the response has started, is not complete, and the socket accepts more data."""
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until `wake` is called, the exchange is over, or `seconds` have passed. The body must have been read."""
+        await wait_for_event(self._event, seconds)
+
+    async def read(self) -> None:
+        """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk of a response.
+
+        Returns:
+            Whether the chunk was written; if not, it must be sent with `send`.
+        """
+        return False
 
 
-class Exchange:
-    """A request and its response. Its methods are the `receive` and `send` of ASGI, and operations that ASGI either
-    lacks or offers only at the cost of a task.
+class Exchange(AnyExchange):
+    """A request and its response on a connection of this server.
 
     Args:
         head: head of the request.
         scope: scope of the request, as in ASGI.
 
     Attributes:
-        wake: function that ends the current or the next `wait`.
-        is_paused: whether `write_chunk` refuses chunks until the next `resume`: the response has not started, the
-            socket is full, the client has disconnected, or earlier bytes have not been sent yet.
         is_whole: whether the response is sent only when it is complete.
         keep_alive: whether the connection stays open after the response.
-        memo: values that follow from the head of the request, or None (see `RequestHead`).
-        phase: phase of the response.
-        written_at: time of the last chunk, as returned by time.monotonic().
     """
 
     __slots__ = (
-        "_body",
-        "_connection",
-        "_event",
-        "_expects_continue",
-        "_framing",
-        "_is_old",
-        "_left",
-        "_more_body",
-        "_reads_on",
-        "_unwritten",
-        "_was_read",
-        "is_paused",
-        "is_whole",
-        "keep_alive",
-        "memo",
-        "phase",
-        "scope",
-        "wake",
-        "written_at",
-    )
+        "_body", "_body_state", "_connection", "_framing", "_left", "_unwritten", "is_whole", "keep_alive", "scope",
+    )  # fmt: skip
 
-    def __init__(self, connection: HttpConnection, head: RequestHead, scope: MutableMapping[str, Any]) -> None:
+    def __init__(self, connection: Protocol, head: RequestHead, scope: MutableMapping[str, Any]) -> None:
+        super().__init__(head.memo)
         self._connection = connection
-        self._event = asyncio.Event()
         self._body = bytearray()
-        self._more_body = True
-        self._was_read = False  # whether the application has begun to read the body
-        self._expects_continue = head.expects_continue
-        self._reads_on = False  # whether the connection is being read after the end of the body
-        self._is_old = head.version < "1.1"  # whether the client knows no chunks
+        self._body_state = _EXPECTED if head.expects_continue else 0
         self._framing = _BY_HEAD if head.method == "HEAD" else _BY_LENGTH
         self._left = 0  # bytes of the body that are still to be written, with _BY_LENGTH
         self._unwritten = b""  # the head of the response, until the first bytes of the body are written with it
         self.scope = scope
         self.keep_alive = head.keep_alive
-        self.memo = head.memo
-        self.phase = WAITING
-        self.is_paused = True
         self.is_whole = False
-        self.written_at = 0.0
-        self.wake = self._event.set
 
     # -- the request ---------------------------------------------------------------------------------------------
 
@@ -210,19 +243,17 @@ class Exchange:
         self._event.set()
 
     def end_body(self) -> None:
-        self._more_body = False
+        self._body_state |= _RECEIVED
         self._event.set()
 
     @property
     def has_body(self) -> bool:
-        """Return whether the whole body has been received."""
-        return not self._more_body
+        return bool(self._body_state & _RECEIVED)
 
     def take_body(self) -> bytes | None:
-        """Return the whole body, as `receive` would, or None if the application must call `receive`."""
-        if self._more_body or self._was_read or self._expects_continue or self.phase >= COMPLETE:
+        if self._body_state != _RECEIVED or self.phase >= COMPLETE:
             return None
-        self._was_read = True
+        self._body_state |= _TAKEN
         self._event.clear()
         self._connection.flow.resume_reading()
         body = bytes(self._body)
@@ -231,9 +262,9 @@ class Exchange:
 
     async def receive(self) -> Message:
         transport = self._connection.transport
-        if self._expects_continue and not (self.is_over or transport.is_closing()):
+        if self._body_state & _EXPECTED and not (self.is_over or transport.is_closing()):
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._expects_continue = False
+            self._body_state &= ~_EXPECTED
         if not self.is_over:
             self._connection.flow.resume_reading()
             if not self._event.is_set():
@@ -241,16 +272,10 @@ class Exchange:
             self._event.clear()
         if self.is_over:
             return {"type": "http.disconnect"}
-        self._was_read = True
+        self._body_state |= _TAKEN
         body = bytes(self._body)
         self._body.clear()
-        return {"type": "http.request", "body": body, "more_body": self._more_body}
-
-    def disconnect(self) -> None:
-        """Tell the application that the client has disconnected."""
-        self.is_paused = True
-        self.phase = DISCONNECTED
-        self._event.set()
+        return {"type": "http.request", "body": body, "more_body": not self.has_body}
 
     # -- the response --------------------------------------------------------------------------------------------
 
@@ -291,7 +316,7 @@ class Exchange:
             self._send_body(message.get("body", b""), last=not message.get("more_body", False))
         elif self.phase == WAITING:
             self.phase = STARTED
-            self._expects_continue = False
+            self._body_state &= ~_EXPECTED
             self._unwritten = self._head(message["status"], message.get("headers", ()))
 
     def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -300,6 +325,7 @@ class Exchange:
         Raises:
             RuntimeError: a header has characters that are not allowed.
         """
+        is_old = self.scope["http_version"] < "1.1"  # the client knows no chunks
         has_length = self._framing == _BY_HEAD or status in (204, 304)
         says_close = False
         lines = []
@@ -307,7 +333,7 @@ class Exchange:
         _check(headers)
         for name, value in headers:
             name = name.lower()
-            if self._is_old and name in _DROPPED:
+            if is_old and name in _DROPPED:
                 continue
             if name == b"content-length" and self._framing == _BY_LENGTH:
                 has_length = True
@@ -324,12 +350,12 @@ class Exchange:
         if not (self.keep_alive or says_close):
             fields += b"connection: close\r\n"
         if not has_length and self._framing == _BY_LENGTH:
-            fields += self._without_length()
+            fields += self._without_length(is_old=is_old)
         return _status_line(status) + fields + b"\r\n"
 
-    def _without_length(self) -> bytes:
+    def _without_length(self, *, is_old: bool) -> bytes:
         """Choose the framing of a body without Content-Length, and return the header for it."""
-        if not self._is_old:
+        if not is_old:
             self._framing = _BY_CHUNK
             return b"transfer-encoding: chunked\r\n"
         self._framing = _BY_CLOSE
@@ -371,13 +397,7 @@ class Exchange:
     # -- operations that ASGI lacks ------------------------------------------------------------------------------
 
     @property
-    def is_over(self) -> bool:
-        """Return whether the client has disconnected or the response is complete."""
-        return self.phase >= COMPLETE
-
-    @property
     def num_unsent(self) -> int:
-        """Return the number of bytes that were written but not yet accepted by the socket."""
         return self._connection.transport.get_write_buffer_size()
 
     @property
@@ -386,23 +406,16 @@ class Exchange:
         return self._connection.turns
 
     def send_whole(self) -> None:
-        """Announce that the response will be sent only when it is complete. A client that closes its side of the
-        connection is then treated as disconnected. It may only have half-closed the connection, but there is no write
-        that would show this. Without this call, the response is sent until a write fails.
-        """
         self.is_whole = True
         self._connection.note_whole(self)
 
     def send_head(self) -> None:
-        """Write the head of a response that has started. By default it is written with the first bytes of the body."""
         if self._unwritten:
             self._connection.transport.write(self._unwritten)
             self._unwritten = b""
 
     def drop(self) -> None:
-        """Close the connection immediately, without sending the rest of the response."""
-        self.is_paused = True
-        self.phase = DISCONNECTED
+        self.disconnect()
         self._connection.transport.abort()
 
     def switch(self, successor: Successor) -> None:
@@ -417,29 +430,20 @@ class Exchange:
         self.scope["extensions"].clear()  # this breaks a reference cycle
 
     def resume(self) -> None:
-        """Allow `write_chunk` again if the response has started, is not complete, and the socket accepts more data."""
         self.send_head()
         can_write = self.phase == STARTED and not self._connection.flow.write_paused
         self.is_paused = not (can_write and self._framing == _BY_CHUNK)
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until `wake` is called, the exchange is over, or `seconds` have passed. The body must have been read."""
-        if not self._reads_on:
-            self._reads_on = True
-            self._connection.flow.resume_reading()  # otherwise the client's disconnect would not be noticed
+        self._connection.flow.resume_reading()  # otherwise the client's disconnect would not be noticed
         await wait_for_event(self._event, seconds)
 
     async def read(self) -> None:
-        """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
         if self._connection.flow.write_paused:
             await self._connection.flow.drain()
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk of a response. This is the hot path, called once per token.
-
-        Returns:
-            Whether the chunk was written; if not, it must be sent with `send`.
-        """
+        """Write a chunk of a response. This is the hot path, called once per token."""
         if self.is_paused:
             return False
         if data:  # an empty chunk would end the response
@@ -465,52 +469,25 @@ def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {phrase}\r\n".encode()
 
 
-class AsgiExchange:
+class AsgiExchange(AnyExchange):
     """An exchange for other ASGI servers, which uses only `receive` and `send`.
 
     One task waits until the client disconnects, and another task sends the chunks. The application must call the `send`
-    method of the exchange instead of that of the server. The class has the attributes of `Exchange`.
+    method of the exchange instead of that of the server, which waits for the client and counts unsent bytes itself.
     """
 
-    is_paused = True  # everything is written with `send`
-    has_body = False  # only the server knows
-    num_unsent = 0  # the server counts unsent bytes itself
-    memo: dict[object, Any] | None = None  # the server does not pass on the bytes of a head
-
     def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
+        super().__init__()
         self._receive = receive
         self._send = send
         self._has_connection_headers = http_version.startswith("1")
-        self._event = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
-        self.is_over = False
-        self.written_at = 0.0
-        self.wake = self._event.set
-
-    def take_body(self) -> None:
-        """Return None, because the body is read with `receive`."""
-
-    def send_whole(self) -> None:
-        """Do nothing, because the server decides whether a half-closed connection counts as disconnected."""
 
     def drop(self) -> None:
         """Stop sending. The server closes the connection, and may log that the response is not complete."""
         self._end()
 
-    def resume(self) -> None:
-        """Do nothing, because everything is written with `send`."""
-
-    async def read(self) -> None:
-        """Do nothing, because the `send` method of the server has already waited for the client."""
-
-    def send_head(self) -> None:
-        """Do nothing, because the server decides when it writes the head."""
-
-    def write_chunk(self, data: bytes) -> bool:
-        return False
-
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until `wake` is called, the exchange is over, or `seconds` have passed."""
         if self._listener is None:
             self._listener = asyncio.ensure_future(self._listen())
         await wait_for_event(self._event, seconds)
@@ -547,11 +524,8 @@ class AsgiExchange:
         self._end()
 
     def _end(self) -> None:
-        self.is_over = True
+        self.phase = COMPLETE
         self.wake()
-
-
-AnyExchange = Exchange | AsgiExchange
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:

@@ -122,7 +122,7 @@ class _Exchange(AsgiExchange):
         self.status = 0
 
     @property
-    def num_unsent(self) -> int:  # type: ignore[override]
+    def num_unsent(self) -> int:
         return self._outbox.size
 
     def drop(self) -> None:

@@ -9,6 +9,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from http import HTTPStatus
 from typing import Any, cast
 
 from starlette.requests import ClientDisconnect
@@ -257,7 +258,7 @@ async def send_start(
         (b"content-type", content_type.encode()),
         (b"x-request-id", scope["request_id"].encode()),
         *scope.get(SHARED, ()),
-        *((name.encode(), value.encode()) for name, value in retry_headers(status, retry_after)),
+        *(encoded(retry_headers(status, retry_after)) if status >= HTTPStatus.BAD_REQUEST else ()),
         *extra,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -50,6 +50,12 @@ class LineTooLong(BadRequest):
 
 RawHeaders = list[tuple[bytes, bytes]]
 
+# What the next byte of a connection belongs to, in order.
+BETWEEN = 0  # a new head
+HEAD = 1  # a head that has begun
+BODY = 2  # a body or its trailers
+PLAIN_BODY = 3  # the body of a head that has come again, which is not parsed either
+
 
 class RequestHead(NamedTuple):
     """The head of a request, without its headers.
@@ -187,8 +193,7 @@ class RequestParser:
         receiver: connection that receives the parts of the requests.
 
     Attributes:
-        in_head: whether the newest request's head has begun, and is not complete.
-        in_body: whether the newest request's head is complete, and its body or its trailers are not.
+        place: what the next byte belongs to.
         head_size: number of parsed bytes of the newest request's line, headers and trailers.
         num_left: number of bytes of the newest request's body that are not parsed yet, if its head has the length.
         num_parts: number of parts of bodies that have been parsed.
@@ -202,11 +207,8 @@ class RequestParser:
         self._offer = b""  # the Upgrade header of the newest head, which is parsed a second time without it
         self._num_fields = 0  # number of headers and trailers that were parsed
         self._unparsed = 0  # bytes received since the last callback
-        self._newest: RequestHead | None = None  # the newest head, until its body has begun
-        self._repeated: RepeatedHead | None = None  # the last head, if it may come again
-        self._has_repeated = False  # whether the newest head has come again, so that its body is not parsed either
-        self.in_head = False
-        self.in_body = False
+        self._repeated: RequestHead | RepeatedHead | None = None  # the last head; a `RepeatedHead` may come again
+        self.place = BETWEEN
         self.head_size = 0
         self.num_left = 0
         self.num_parts = 0
@@ -219,13 +221,13 @@ class RequestParser:
             LineTooLong: the request line is too long.
             BadRequest: the bytes are not a valid HTTP request.
         """
-        if self._has_repeated and self.in_body:
+        if self.place == PLAIN_BODY:
             return self._take_body(bytes(data))
-        is_first = not (self.in_head or self.in_body)
-        if is_first and self._repeats(bytes(data)):
-            return
-        self._has_repeated = False
-        self._newest = None
+        is_first = self.place == BETWEEN
+        if is_first:
+            if self._repeats(bytes(data)):
+                return
+            self._repeated = None
         self._unparsed += len(data)
         try:
             self._parse(data)
@@ -244,29 +246,27 @@ class RequestParser:
 
     def _remember(self, data: bytes) -> None:
         """Remember the newest head if `data` consists of it, and if a Content-Length alone tells how its body ends."""
-        head = self._newest
-        self._repeated = None
-        if head is None or len(data) > _MAX_REPEATED or not data.endswith(b"\r\n\r\n"):
+        head, self._repeated = self._repeated, None
+        if not isinstance(head, RequestHead) or len(data) > _MAX_REPEATED or not data.endswith(b"\r\n\r\n"):
             return
         fields = dict(self._headers)
         if b"content-length" in fields and not _CONTENT_LENGTH.search(data):
             return
         length = int(fields.get(b"content-length", b"0"))
         is_plain = head.keep_alive and not head.expects_continue and b"transfer-encoding" not in fields
-        if is_plain and self.num_left == length and self.in_body == bool(length) and not self.in_head:
+        if is_plain and self.num_left == length and self.place == (BODY if length else BETWEEN):
             self._repeated = RepeatedHead(head, self._headers, data)
 
     def _repeats(self, data: bytes) -> bool:
         """Pass the head to the receiver if it is the last one again. Return whether it is."""
         repeated = self._repeated
-        fields = repeated.read(data) if repeated is not None else None
-        if repeated is None or fields is None:
+        fields = repeated.read(data) if isinstance(repeated, RepeatedHead) else None
+        if not isinstance(repeated, RepeatedHead) or fields is None:
             return False
-        self._has_repeated = True
         self.head_size = len(data)
         headers, self.num_left = fields
         self._receiver.on_begin()
-        self.in_body = True
+        self.place = PLAIN_BODY
         self._receiver.on_head(repeated.head, headers)
         if not self.num_left:
             self._end()
@@ -280,7 +280,7 @@ class RequestParser:
             self._end()
 
     def _end(self) -> None:
-        self.in_body = False
+        self.place = BETWEEN
         self.num_left = 0
         self._receiver.on_end()
 
@@ -327,7 +327,7 @@ class RequestParser:
         self._url = b""
         self._headers = []
         self._num_fields = self._unparsed = 0
-        self.in_head = True
+        self.place = HEAD
         self.head_size = 0
         self._receiver.on_begin()
 
@@ -341,7 +341,7 @@ class RequestParser:
         self._num_fields += 1
         size = len(name) + len(value) + 4  # including colon, space and line end
         self._count(size if self._num_fields <= MAX_FIELDS else MAX_HEAD)
-        if self.in_head:
+        if self.place == HEAD:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -362,8 +362,7 @@ class RequestParser:
         fields = dict(self._headers)
         length = fields.get(b"content-length", b"")
         self.num_left = int(length) if is_digits(length) else 0
-        self.in_head = False
-        self.in_body = True
+        self.place = BODY
         head = RequestHead(
             method=method.decode(),
             path=unquoted(raw_path) if b"%" in self._url else raw_path.decode("ascii"),
@@ -373,7 +372,8 @@ class RequestParser:
             keep_alive=is_current and parser.should_keep_alive(),
             expects_continue=is_current and b"expect" in fields and any(map(_expects_continue, self._headers)),
         )
-        self._newest = head
+        if not isinstance(self._repeated, RepeatedHead):
+            self._repeated = head
         self._receiver.on_head(head, self._headers)
 
     def on_body(self, part: bytes) -> None:

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from handler.core.errors import BadRequest, ServingError, Unavailable
 from handler.http.exchange import EXCHANGE, STARTED, ConnectionFlow, Exchange, Successor
-from handler.http.parser import MAX_HEAD, RawHeaders, RequestHead, RequestParser
+from handler.http.parser import BETWEEN, BODY, HEAD, MAX_HEAD, RawHeaders, RequestHead, RequestParser
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 HEAD_SECONDS = 60.0  # maximum seconds for the request line and headers, from their first byte or the connection's start
@@ -50,6 +50,7 @@ class LoopTurns:
 
     Attributes:
         num_new: number of connections that clients have made in this iteration.
+        context: context in which requests begin, because the task of another request may begin them.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class LoopTurns:
         self._left = deque[asyncio.Transport]()
         self.num_new = self._num_begun = self._num_bytes = self._num_left = 0
         self._is_due = False
+        self.context = contextvars.copy_context()
 
     @property
     def is_spent(self) -> bool:
@@ -149,11 +151,12 @@ class Timer:
     was set last when that one ends.
 
     Attributes:
+        loop: the event loop.
         due: time of the event loop at which the call is made, in seconds, or None without a call.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._call: Callable[[], object] = bool
         self._handle: asyncio.TimerHandle | None = None
         self._handle_due = 0.0
@@ -161,13 +164,13 @@ class Timer:
 
     def set(self, seconds: float, call: Callable[[], object]) -> None:
         """Make a call after a number of seconds, instead of the one that was set before."""
-        self.due = self._loop.time() + seconds
+        self.due = self.loop.time() + seconds
         self._call = call
         if self._handle is not None and self._handle_due > self.due:
             self.cancel_handle()
         if self._handle is None:
             self._handle_due = self.due
-            self._handle = self._loop.call_later(seconds, self._end)
+            self._handle = self.loop.call_later(seconds, self._end)
 
     def clear(self) -> None:
         """Make no call."""
@@ -183,7 +186,7 @@ class Timer:
         self._handle = None
         if self.due is None:
             return
-        left = self.due - self._loop.time()
+        left = self.due - self.loop.time()
         if left > 0:
             self.set(left, self._call)
         else:
@@ -226,7 +229,6 @@ class Protocol(asyncio.Protocol):
         turns: turns that the connections of the server share.
 
     Attributes:
-        loop: event loop of the connection.
         flow: flow control, set when the connection is made.
         transport: transport, set when the connection is made.
         timeout_keep_alive: maximum time that the connection may be idle between two requests, in seconds.
@@ -235,9 +237,7 @@ class Protocol(asyncio.Protocol):
     flow: ConnectionFlow
     transport: asyncio.Transport
     _scope: dict[str, Any]  # what the scopes of all requests have in common
-    _context: contextvars.Context  # in which requests begin, because the task of another request may begin them
     _last_words: bytes | None = None  # written after the last response; when set, nothing more is read
-    _eof = False  # the client has closed its side of the connection
 
     def __init__(
         self,
@@ -248,16 +248,19 @@ class Protocol(asyncio.Protocol):
         *,
         turns: LoopTurns | None = None,
     ) -> None:
-        self.loop = _loop or asyncio.get_running_loop()
         self.timeout_keep_alive: float = config.timeout_keep_alive
         self._app = config.loaded_app
         self._server = server_state
         self.turns = turns or LoopTurns()
-        self._timer = Timer(self.loop)
+        self._timer = Timer(_loop or asyncio.get_running_loop())
         self._parser = RequestParser(self)
         self._held = bytearray()  # bytes that wait for a turn, or for the response before the pipelined request
-        self._current: Exchange | None = None  # the request that is being answered
-        self._next: Exchange | None = None  # the pipelined request behind it
+        self._exchanges: list[Exchange] = []  # the request that is being answered, and a pipelined one behind it
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Event loop of the connection."""
+        return self._timer.loop
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
@@ -269,7 +272,6 @@ class Protocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self.flow = ConnectionFlow(transport)
-        self._context = contextvars.copy_context()
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -288,35 +290,33 @@ class Protocol(asyncio.Protocol):
         self._timer.cancel_handle()
         self._held.clear()
         self._last_words = b""
-        if self._current is not None:
-            self._current.disconnect()
+        if self._exchanges:
+            self._exchanges[0].disconnect()
         self.flow.resume_writing()
 
     def eof_received(self) -> bool:
         """Return whether to keep the connection open for a response. TLS closes both directions together."""
-        self._eof = True
-        is_whole = self._current is not None and self._current.is_whole
+        self.flow.has_ended = True
         if self._scope["scheme"] == "https":
             return False
-        if is_whole:
+        if self._exchanges and self._exchanges[0].is_whole:
             return self.turns.leave(self.loop, self.transport)
         if self._held and self._last_words is None:
             return True  # the bytes may be complete requests
-        if self._current is not None and self._last_words is None:
+        if self._exchanges and self._last_words is None:
             self._stop()
-        return self._current is not None or self.turns.leave(self.loop, self.transport)
+        return bool(self._exchanges) or self.turns.leave(self.loop, self.transport)
 
     def shutdown(self) -> None:
         """Close the connection after the pending responses, without waiting for a body that is still being received."""
-        if self._held and self._current is None:  # these bytes wait for a turn
+        if self._held and not self._exchanges:  # these bytes wait for a turn
             self._advance()
-        if self._parser.in_body and self._last_words is None:
+        if self._parser.place >= BODY and self._last_words is None:
             return self._stop(_refusal(_STOPPING, FRONT_END))
-        newest = self._next or self._current
-        if newest is None:
-            self.transport.close()
+        if self._exchanges:
+            self._exchanges[-1].keep_alive = False
         else:
-            newest.keep_alive = False
+            self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, unless a request has arrived in time and is only waiting for its turn."""
@@ -328,8 +328,8 @@ class Protocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
-        if self._current is not None:
-            self._current.is_paused = True
+        if self._exchanges:
+            self._exchanges[0].is_paused = True
 
     def resume_writing(self) -> None:
         self.flow.resume_writing()
@@ -337,15 +337,14 @@ class Protocol(asyncio.Protocol):
     def _stop(self, last_words: bytes = b"") -> None:
         """Stop reading. Answer all complete requests, then write `last_words` and close the connection."""
         self._last_words = last_words
-        if self._parser.in_body:  # the newest request will never be complete
-            if self._next is not None:
-                self._next = None
-            elif self._current is None or self._current.phase >= STARTED:
+        if self._parser.place >= BODY:  # the newest request will never be complete
+            if len(self._exchanges) > 1:
+                self._exchanges.pop()
+            elif not self._exchanges or self._exchanges[0].phase >= STARTED:
                 self._last_words = b""  # the request already has a response
             else:
-                self._current.disconnect()
-                self._current = None
-        if self._current is None:
+                self._exchanges.pop().disconnect()
+        if not self._exchanges:
             self._close()
 
     def _close(self) -> None:
@@ -353,7 +352,7 @@ class Protocol(asyncio.Protocol):
             return
         if self._last_words:
             self.transport.write(self._last_words)
-        if self._eof:
+        if self.flow.has_ended:
             return self.transport.close()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -370,7 +369,7 @@ class Protocol(asyncio.Protocol):
         self._held += data
         if is_waiting:
             self._limit_reading()
-        elif self._parser.in_body and self._next is None:
+        elif self._parser.place >= BODY and len(self._exchanges) < 2:
             self._limit_reading()
             self.turns.soon(self.loop, self._advance)
         elif self._must_wait(data):
@@ -387,9 +386,9 @@ class Protocol(asyncio.Protocol):
 
     def _limit_reading(self) -> None:
         """Stop or resume reading. A disconnect of the client is noticed only while the connection is read."""
-        if self._eof:
+        if self.flow.has_ended:
             return
-        if len(self._held) > (_MAX_AHEAD if self._next is not None else 0):
+        if len(self._held) > (_MAX_AHEAD if len(self._exchanges) > 1 else 0):
             self.flow.pause_reading("held")
         else:
             self.flow.resume_reading("held")
@@ -400,9 +399,9 @@ class Protocol(asyncio.Protocol):
         Returns:
             Whether there was something to parse.
         """
-        held, parser = self._held, self._parser
+        held, parser, exchanges = self._held, self._parser, self._exchanges
         start, parser.num_parts = 0, 0
-        while start < len(held) and self._last_words is None and self._next is None and parser.num_parts < _MAX_PARTS:
+        while start < len(held) and self._last_words is None and len(exchanges) < 2 and parser.num_parts < _MAX_PARTS:
             end = start + (min(parser.num_left, MAX_HEAD) or _PIECE)
             if not parser.num_left and (head_end := held.find(_HEAD_END, start, end)) >= 0:
                 end = head_end + len(_HEAD_END)  # so that no more than one head is parsed
@@ -411,26 +410,26 @@ class Protocol(asyncio.Protocol):
             start = end
         del held[: len(held) if self._last_words is not None else start]
         self._limit_reading()
-        if held and self._next is None:
+        if held and len(exchanges) < 2:
             self.turns.soon(self.loop, self._advance, later=True)
-        elif self._eof and not held and self._last_words is None:
+        elif self.flow.has_ended and not held and self._last_words is None:
             self._stop()
         return start > 0
 
     def _receive(self, data: bytearray) -> None:
-        if not self._parser.in_body:
+        if self._parser.place < BODY:
             self.turns.note_bytes(self.loop, len(data))
         try:
             self._parser.feed(data)
         except ServingError as error:
             return self._stop(_refusal(error))
-        if self._parser.in_head and self._current is None and self._timer.due is None:
+        if self._parser.place == HEAD and not self._exchanges and self._timer.due is None:
             self._timer.set(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     # -- what the bytes contain ----------------------------------------------------------------------------------
 
     def on_begin(self) -> None:
-        if self._current is None:
+        if not self._exchanges:
             self._timer.clear()
 
     def on_head(self, head: RequestHead, headers: RawHeaders) -> None:
@@ -446,21 +445,20 @@ class Protocol(asyncio.Protocol):
         }
         exchange = Exchange(self, head, scope)
         scope["extensions"] = {EXCHANGE: exchange}
-        if self._current is None:
-            self._current = exchange
+        self._exchanges.append(exchange)
+        if len(self._exchanges) == 1:
             self._timer.clear()
             self._start(exchange)
         else:
-            self._next = exchange
             self.flow.resume_reading()  # otherwise the client's disconnect would not be noticed
 
     def on_body(self, part: bytes) -> None:
-        if (newest := self._next or self._current) is not None:
-            newest.add_body(part)
+        if self._exchanges:
+            self._exchanges[-1].add_body(part)
 
     def on_end(self) -> None:
-        if (newest := self._next or self._current) is not None:
-            newest.end_body()
+        if self._exchanges:
+            self._exchanges[-1].end_body()
         else:  # the request was already answered
             self._timer.set(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
@@ -480,7 +478,7 @@ class Protocol(asyncio.Protocol):
         self.turns.soon(self.loop, start, quick=method != "POST")
 
     def _run(self, exchange: Exchange) -> None:
-        task = self._context.run(self.loop.create_task, exchange.run(self._app))
+        task = self.turns.context.run(self.loop.create_task, exchange.run(self._app))
         self._server.tasks.add(task)
         task.add_done_callback(self._forget)
 
@@ -494,18 +492,18 @@ class Protocol(asyncio.Protocol):
 
     def end_response(self, *, keep_alive: bool) -> None:
         """Go on with the next request after a response has been written, or close the connection."""
-        is_unread = self._parser.in_body and self._next is None
+        is_unread = self._parser.place >= BODY and len(self._exchanges) < 2
         self._server.total_requests += 1
         if not keep_alive and not is_unread:
             self.transport.close()
         elif not keep_alive:
             self._stop()  # more bytes of the body may still arrive
-        self._current, self._next = self._next, None
+        del self._exchanges[0]
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
-        if self._current is not None:
-            self._start(self._current)
+        if self._exchanges:
+            self._start(self._exchanges[0])
         elif self._last_words is not None:
             return self._close()
         else:
@@ -520,14 +518,15 @@ class Protocol(asyncio.Protocol):
             self._timer.set(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def switch(self, successor: Successor) -> None:
-        is_first = self._next is None and not (self._held or self._parser.in_head or self._parser.in_body)
-        if not is_first or self._eof or self._last_words is not None or self.transport.is_closing():
+        """Pass the connection on to another protocol (see `Exchange.switch`)."""
+        is_last = len(self._exchanges) < 2 and not self._held and self._parser.place == BETWEEN
+        if not is_last or self.flow.has_ended or self._last_words is not None or self.transport.is_closing():
             raise BadRequest("a request that upgrades the protocol must be the last one of its connection")
         self._server.connections.discard(self)
         self._server.total_requests += 1
         self._timer.clear()
         self._timer.cancel_handle()
-        self._current = None
+        self._exchanges.clear()
         self.flow.resume_reading("held")
         self.flow.resume_reading()
         self.transport.set_protocol(successor)
@@ -538,6 +537,6 @@ class Protocol(asyncio.Protocol):
 
     def note_whole(self, exchange: Exchange) -> None:
         """Close the connection if the client of a response that will be sent whole has already closed its side."""
-        if self._eof:
+        if self.flow.has_ended:
             exchange.disconnect()
             self.transport.close()

@@ -42,14 +42,15 @@ def with_formatter(
         session: the session of the client, or None if there is none.
     """
     formatted: Reply
+    formats = call.formats._replace(title=formatter.title)
     if formatter.style is Style.RESPONSE:
-        if call.as_openai is None:
+        if call.formats.as_openai is None:
             return call
-        formatted = ResponseReply(call.as_openai(), formatter, call)
-        return call._replace(reply=formatted, formatter=formatter.title, keep_alive=b"")
-    if formatter.style is Style.VALUE and call.as_openai is not None:
-        return call._replace(reply=ValueReply(call.reply, formatter), formatter=formatter.title)
-    if not call.of_tokens:
+        formatted = ResponseReply(call.formats.as_openai(), formatter, call)
+        return call._replace(reply=formatted, formats=formats, keep_alive=b"")
+    if formatter.style is Style.VALUE and call.formats.as_openai is not None:
+        return call._replace(reply=ValueReply(call.reply, formatter), formats=formats)
+    if not call.formats.of_tokens:
         return call
     if values is None:
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
@@ -59,7 +60,7 @@ def with_formatter(
         values.request_id, values.tgi_compat = output.request_id, tgi_compat
         if session is not None:  # otherwise, the user may use the name for another purpose
             values.session = session
-    return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
+    return call._replace(reply=CustomReply(call, formatter, output), formats=formats)
 
 
 class ValueReply(WrappedReply):

@@ -47,7 +47,7 @@ from handler.protocols.api import (
     WorkerGroup,
 )
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.dialect import Dialect, WithoutEngine
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, FrontEndError
 from handler.protocols.kernel.messages import MESSAGES
 from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
@@ -131,8 +131,8 @@ _FIXED = 1760000000  # replaces times and seeds
 def example_response(dialect: Dialect) -> Any:
     """Return the non-streaming response of a dialect to its own example. Ids, times, seeds and summaries are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
-    if parsed.take_prompt is not None:
-        parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
+    if isinstance(parsed.course, WithoutEngine):
+        parsed.course.take(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
     body = b""
     for index, request in enumerate(parsed.requests):
         parsed.reply.start(index, _NUM_PROMPT_TOKENS)

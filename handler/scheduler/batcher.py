@@ -71,7 +71,7 @@ class ActiveRequest:
     id: int
     request: Request
     prompt: Prompt
-    started: Callable[[], None]
+    started: Callable[[], object]
     start_by: float = math.inf
     end_by: float = math.inf
     keys: list[int] = field(default_factory=list)
@@ -523,7 +523,7 @@ class Batcher:
         self,
         request: Request,
         prompt: Prompt,
-        started: Callable[[], None] = lambda: None,
+        started: Callable[[], object] = lambda: None,
         owner: str = "",
         *,
         follows: bool = False,

@@ -83,7 +83,7 @@ class EngineDriver:
         else:  # a tick starts the next engine
             self._tick_in(_SHORT_TICK)
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def soon(self, callback: Callable[[], object]) -> None:
         """Call a function in the next loop iteration, or immediately if the loop may stop running before then."""
         if self._rests:
             self.loop.call_soon(callback)
@@ -95,7 +95,7 @@ class EngineDriver:
         request: Request,
         prompt: Prompt,
         sink: Sink,
-        started: Callable[[], None] = lambda: None,
+        started: Callable[[], object] = bool,
         owner: str = "",
         *,
         follows: bool = False,

@@ -33,9 +33,10 @@ from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Count
+from handler.serving.request.captured import CapturedTask
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
-from handler.serving.request_log import Capture, RequestLog
+from handler.serving.request_log import RequestLog
 from handler.serving.secure_mode import check_adapter
 
 
@@ -124,7 +125,7 @@ class ServedModel:
         route: str | None = None,
         path: str = "/invocations",
         id: str = "",
-        on_bytes: Callable[[RequestTask], object] = lambda task: None,
+        on_bytes: Callable[[RequestTask], object] = bool,
     ) -> RequestTask:
         """Open a request. Check its headers, and whether there is room for it.
 
@@ -155,25 +156,17 @@ class ServedModel:
         name = id or request_id(headers)
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
         capture = None if self._request_log is None else self._request_log.capture(name, route or path)
-        task = self._make_task(stats, head, on_bytes, capture)
+        kind = RequestTask if capture is None else functools.partial(CapturedTask, capture)
+        task = kind(self.admission, self.driver, stats, head, on_bytes)
         if error is not None:
             task.refuse(error)
         return task
 
     def refused(self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-") -> RequestTask:
         """Count a request that is refused without a call of `open`, and return its finished task."""
-        task = self._make_task(RequestStats(id, self.metrics), Head(dialect=dialect))
+        task = RequestTask(self.admission, self.driver, RequestStats(id, self.metrics), Head(dialect=dialect))
         task.refuse(error)
         return task
-
-    def _make_task(
-        self,
-        stats: RequestStats,
-        head: Head,
-        on_bytes: Callable[[RequestTask], object] = lambda task: None,
-        capture: Capture | None = None,
-    ) -> RequestTask:
-        return RequestTask(self.admission, self.driver, stats, head, on_bytes, capture)
 
     def check_room(self, owner: str) -> None:
         """Raise `Unavailable` if a new request of this owner would be refused."""

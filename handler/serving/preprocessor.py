@@ -23,12 +23,11 @@ from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, wi
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter, OutputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
 from handler.protocols.kernel.context import RequestContext, ServerContext
-from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest
+from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest, WithoutEngine
 from handler.protocols.kernel.readers import merge_adapters
 from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
 from handler.serving.compression import check_encoding
-from handler.serving.conversations import ResponseTurn
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
 from handler.serving.head import (
@@ -285,14 +284,14 @@ class Preprocessor:
             self.store.close()
 
     def parse(
-        self, body: Decoded, head: Head, recalled: Recalled | None = None, turn: ResponseTurn | None = None
+        self, body: Decoded, head: Head, recalled: Recalled | None = None, keeper: OwnersKeeper | None = None
     ) -> ParsedRequest:
         """Parse a decoded body.
 
         Args:
-            recalled: stored responses that the body refers to, or None if the request neither uses stored responses nor
+            recalled: stored responses that the body refers to.
+            keeper: stores the response. It is None, as `recalled` is, if the request neither uses stored responses nor
                 stores its own response.
-            turn: turn of the request in its conversation, or None without a conversation.
 
         Raises:
             ServingError: the dialect refuses the body.
@@ -300,18 +299,13 @@ class Preprocessor:
         if body.session_call:
             id = head.headers.get(HEADER)
             return answer_call(self._sessions, body.session_call, id, head.owner, self.dialect.errors)
-        keeper = None
-        if recalled is not None and self.store is not None:
-            keeper = OwnersKeeper(self.store, head.owner, turn)
         model, formats = head.headers.get(PATH_MODEL, ""), self._may_format(head)
         may_detach = DETACHES in head.headers
         request_context = RequestContext(
             head.adapter, model, keeper, recalled or NOTHING, formats, head.owner, may_detach
         )
         call = self.dialect_of(head).parse(body.value, self.context, request_context)
-        if keeper is not None:
-            call = call._replace(end=keeper.end)
-        if call.take_prompt is None:  # models for any task can tokenize a prompt
+        if not isinstance(call.course, WithoutEngine):  # models for any task can tokenize a prompt
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
@@ -324,6 +318,12 @@ class Preprocessor:
             return call if call.reply.shows_logprobs else _without_logprobs(call)
         compat = self.dialect.name == "tgi_compat"
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=head.session)
+
+    @property
+    def has_formatters(self) -> bool:
+        """Whether model.py or the model.py of an adapter may have formatters."""
+        own = self.formatters
+        return own.input is not None or own.output is not None or not self.context.no_adapters
 
     def _may_format(self, head: Head) -> bool:
         """Return whether a request may have an output formatter."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import fcntl
 import logging
 import os
@@ -171,6 +172,16 @@ class Capture:
 
     def start(self, body: bytes) -> None:
         self._body = body
+
+    def drop(self) -> None:
+        """Do not write the request."""
+        self._body = None
+
+    def pass_on(self) -> Capture:
+        """Return a capture that continues this one, which records nothing any more."""
+        other = copy.copy(self)
+        self.drop()
+        return other
 
     def decompress(self, body: bytes) -> None:
         """Replace the body by its decompressed form, which is recorded without its Content-Encoding."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 from websockets.frames import CloseCode
 
-from handler.http.exchange import WriteFlow
+from handler.http.exchange import AnyExchange, WriteFlow
 from handler.http.protocol import LINGER_SECONDS
 from handler.http.sockets.base import STOPPING, Lifetime, Receiver, SocketLimits, is_utf8
 from handler.http.sockets.handshake import choose_subprotocol
@@ -21,16 +20,15 @@ _RESPONSES = "websocket.http.response"
 """The ASGI extension that lets an application refuse a WebSocket with a response of its choice."""
 
 
-class AsgiHandshake:
+class AsgiHandshake(AnyExchange):
     """The exchange of a request that opens a WebSocket of another ASGI server.
 
     Args:
         scope: scope of the WebSocket.
     """
 
-    memo: dict[object, Any] | None = None  # the server does not pass on the bytes of a head
-
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__()
         self._receive = receive
         self._send = send
         self._offered = scope.get("subprotocols", ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from handler.core.errors import ServingError
 from handler.core.framing import KEEP_ALIVE, dumps, is_json, loads
-from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
+from handler.http.exchange import COMPLETE, EXCHANGE, STARTED, WAITING, AnyExchange
 from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
@@ -188,7 +187,7 @@ class UnchangedEventSender(PlainEventSender):
         return self.event if self._before else self._socket.send_text
 
 
-class MessageExchange:
+class MessageExchange(AnyExchange):
     """The exchange of a request that is a message of a WebSocket (see `Exchange`).
 
     Args:
@@ -196,30 +195,22 @@ class MessageExchange:
         output: sends the response.
     """
 
-    has_body = True
-    memo: dict[object, Any] | None = None
-
     def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
+        super().__init__()
         # The attributes that `write_chunk` reads come first, so that they share a cache line.
-        self.is_paused = True
         self._socket = socket
         self._event_in = _SPLITTERS["text/event-stream"].event
         self._send_event = output.event_sender()
         self._rest = b""  # the beginning of the next event
-        self.written_at = 0.0
-        self._flow = socket.flow
         self._body: bytes | None = body
         self._output = output
-        self._event = asyncio.Event()
         self._start: Message = {}
         self._splitter: Splitter | None = None  # of a stream
         self._parts: list[bytes] = []  # of another response
-        self.wake = self._event.set
-        self.phase = WAITING
 
     @property
-    def is_over(self) -> bool:
-        return self.phase >= COMPLETE
+    def has_body(self) -> bool:
+        return True
 
     @property
     def num_unsent(self) -> int:
@@ -240,12 +231,6 @@ class MessageExchange:
             await self.wait()
         return {"type": "http.disconnect"}
 
-    def disconnect(self) -> None:
-        """Tell the application that the socket is closed."""
-        self.is_paused = True
-        self.phase = DISCONNECTED
-        self._event.set()
-
     # -- the response --------------------------------------------------------------------------------------------
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
@@ -258,8 +243,8 @@ class MessageExchange:
             self._output.error(error_event(500, b"Internal Server Error", {}))
 
     async def send(self, message: Message) -> None:
-        if self._flow.write_paused and not self.is_over:
-            await self._flow.drain()
+        if self._socket.flow.write_paused and not self.is_over:
+            await self._socket.flow.drain()
         if self.is_over:
             return
         if self.phase == WAITING:
@@ -317,35 +302,20 @@ class MessageExchange:
 
     # -- operations that ASGI lacks ------------------------------------------------------------------------------
 
-    def send_whole(self) -> None:
-        """Do nothing, because a client that closes its side of a WebSocket has disconnected."""
-
-    def send_head(self) -> None:
-        """Do nothing, because a message has no head."""
-
     def drop(self) -> None:
-        """Close the connection immediately."""
         self.disconnect()
         self._socket.abort()
 
     def resume(self) -> None:
         can_write = self.phase == STARTED and self._splitter is not None
-        self.is_paused = not can_write or self._flow.write_paused
-
-    async def wait(self, seconds: float | None = None) -> None:
-        await wait_for_event(self._event, seconds)
+        self.is_paused = not can_write or self._socket.flow.write_paused
 
     async def read(self) -> None:
-        """Wait until the client has disconnected, or until buffers have room for the unread rest of the response."""
-        if self._flow.write_paused:
-            await self._flow.drain()
+        if self._socket.flow.write_paused:
+            await self._socket.flow.drain()
 
     def write_chunk(self, data: bytes) -> bool:
-        """Send events of a stream. This is the hot path, called once per token.
-
-        Returns:
-            Whether the events were sent; if not, they must be sent with `send`.
-        """
+        """Send events of a stream. This is the hot path, called once per token."""
         if self.is_paused or self._socket.write_paused:
             return False
         event_in, send_event = self._event_in, self._send_event  # a call through `self` is slower in Python 3.11

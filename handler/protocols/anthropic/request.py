@@ -75,7 +75,7 @@ from handler.protocols.assistant.summary import (
 )
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
-from handler.protocols.kernel.dialect import Description, ParsedRequest
+from handler.protocols.kernel.dialect import Description, FollowUp, ParsedRequest
 from handler.protocols.kernel.messages import (
     ChatMessages,
     TurnsReader,
@@ -679,7 +679,7 @@ class AnthropicMessages(OpenAiDialect):
             reply = PromptOnly(reply)
         parsed = ParsedRequest((request,), reply, self.errors, chat.ignored, streams=streams, keeps=keeping is not None)
         if edits is not None and edits.summarizing is not None:
-            parsed = parsed._replace(follow_up=edits.summarizing.follow_up)
+            parsed = parsed._replace(course=FollowUp(edits.summarizing.follow_up))
         return parsed._replace(keep_alive=PING) if streams else parsed
 
 

@@ -39,39 +39,64 @@ class Timing(NamedTuple):
         return self.validation + self.queue + self.inference
 
 
-def _end_nothing() -> None:
-    """End nothing, because the reply has begun nothing in the server."""
+class WithoutEngine(NamedTuple):
+    """The course of a response that does not need the engine. The reply finishes with a delta without tokens.
+
+    Attributes:
+        take: passes the prompt of each request to the reply, even if it is too long for the model. It may be called on
+            any thread.
+        stops: the `Request.id` of requests that this request stops, or "".
+    """
+
+    take: Callable[[Prompt], object] = bool
+    stops: str = ""
+
+
+class FollowUp(NamedTuple):
+    """The course of a response for which the engine may run twice.
+
+    Attributes:
+        next: called when the engine has finished the only request, but the reply has not. It returns the next request,
+            whose output the reply gets with the index 1, or None if there is none. It may be called on any thread.
+    """
+
+    next: Callable[[], Request | None]
+
+
+class Formats(NamedTuple):
+    """How a user's output formatters may apply to a response.
+
+    Attributes:
+        of_tokens: whether a formatter that accepts tokens applies.
+        as_openai: creates a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
+            events, for formatters that accept this format. None if no such formatter applies.
+        title: the title of the user's function that the reply runs, for messages, or "" if there is none. With
+            a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
+            with any other failure.
+    """
+
+    of_tokens: bool = False
+    as_openai: Callable[[], Reply] | None = None
+    title: str = ""
 
 
 class ParsedRequest(NamedTuple):
     """A parsed HTTP request: a request to the engine for each prompt, and the reply that writes the response.
 
     Attributes:
-        requests: the requests to the engine. If there are none, the reply finishes with its first delta, which has no
-            tokens.
+        requests: the requests to the engine.
         errors: renders an error that occurs before anything has been sent.
         ignored: names in the body that have no effect.
         streams: whether the response is a stream.
-        of_tokens: whether a user's output formatter that accepts tokens applies to the response.
-        as_openai: creates a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
-            events, for a user's output formatters that accept this format. None if no such formatter applies.
-        formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
-            a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
-            with any other failure.
-        headers: returns the dialect's own headers. When a stream starts, it is called with None, because there is no
-            timing yet.
+        formats: how a user's output formatters may apply to the response.
+        headers: returns the dialect's own headers, or None without such headers. When a stream starts, it is called
+            with None, because there is no timing yet.
         keep_alive: bytes that a stream sends after some time without output, or b"" for none.
         keeps: whether the last `feed` of the reply stores the response, and blocks until it is stored.
-        take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
-            too long for the model. It may be called on any thread. It is None if the engine creates the response.
-        stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats,
             or that the prompts of several requests repeat. Bytes that are repeated n times count n times.
         detached: the response that is generated in the background and replaces the reply for the client, or None.
-        end: called when the request has finished, in whichever way. It ends what the reply has begun in the server.
-        follow_up: called when the engine has finished the only request, but the reply has not. It returns the next
-            request, whose output the reply gets with the index 1, or None if there is none. It may be called on any
-            thread.
+        course: how the response comes about, or None if the engine runs each of the requests once.
     """
 
     requests: Sequence[Request]
@@ -79,18 +104,13 @@ class ParsedRequest(NamedTuple):
     errors: ErrorFormat
     ignored: Sequence[str] = ()
     streams: bool = False
-    of_tokens: bool = False
-    as_openai: Callable[[], Reply] | None = None
-    formatter: str = ""
-    headers: Callable[[Timing | None], Headers] = lambda timing: ()
+    formats: Formats = Formats()
+    headers: Callable[[Timing | None], Headers] | None = None
     keep_alive: bytes = b""
     keeps: bool = False
-    take_prompt: Callable[[Prompt], None] | None = None
-    stops: str = ""
     num_repeated: int = 0
     detached: Detached | None = None
-    end: Callable[[], None] = _end_nothing
-    follow_up: Callable[[], Request | None] | None = None
+    course: WithoutEngine | FollowUp | None = None
 
 
 class Description(NamedTuple):
@@ -214,4 +234,4 @@ def prompt_request(
     def take(prompt: Prompt) -> None:  # on any thread, because the document is sent only afterwards
         reply.body = b"".join(render(prompt))
 
-    return ParsedRequest((request,), reply, errors, ignored, take_prompt=take)
+    return ParsedRequest((request,), reply, errors, ignored, course=WithoutEngine(take))

@@ -15,7 +15,7 @@ from handler.core.framing import JSON_LINE, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
+from handler.protocols.kernel.dialect import Description, Dialect, Formats, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     REQUEST_FIELDS,
@@ -238,8 +238,8 @@ class AsyncPrompt(Dialect):
         else:
             reply = DocumentReply(self.format, request, framing=JSON_LINE)
         names = [*_ignored(body, params, context), *overridden, *ignored(parameters)]
-        as_openai = openai_reply(request, context, streams=streams, model=model)
-        return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
+        formats = Formats(of_tokens=True, as_openai=openai_reply(request, context, streams=streams, model=model))
+        return ParsedRequest((request,), reply, self.errors, names, streams, formats)
 
 
 def _request(
@@ -295,7 +295,7 @@ class _AsyncOpenAi(OpenAiDialect):
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         """Parse a body. The reply is in OpenAI's format, so a user's output formatter can process the response."""
         parsed = super().parse(body, context, request_context)
-        return noting_foreign(parsed._replace(as_openai=lambda: parsed.reply), context)
+        return noting_foreign(parsed._replace(formats=Formats(as_openai=lambda: parsed.reply)), context)
 
     def read_model(
         self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext

@@ -12,7 +12,7 @@ from typing import Any
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
 from handler.protocols.kernel.context import NO_DEFAULTS, NO_REQUEST, GenerationDefaults, RequestContext, ServerContext
-from handler.protocols.kernel.dialect import Description, ParsedRequest
+from handler.protocols.kernel.dialect import Description, Formats, ParsedRequest
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
 from handler.protocols.kernel.reply import Reply, SequenceOutput
@@ -162,10 +162,11 @@ class Chat(OpenAiChat):
             """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model name."""
             return super(Chat, self).respond(chat).reply
 
+        formats = Formats(as_openai=as_openai)
         if chat.framing is JSON:
-            return ParsedRequest(requests, LmiChatDocument(chat), self.errors, chat.ignored, as_openai=as_openai)
+            return ParsedRequest(requests, LmiChatDocument(chat), self.errors, chat.ignored, formats=formats)
         stream = LmiChatStream(chat, self.errors)
-        return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True, as_openai=as_openai)
+        return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True, formats=formats)
 
 
 def _are_vllms(context: ServerContext) -> bool:

@@ -23,7 +23,7 @@ from handler.core.values import (
 )
 from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
+from handler.protocols.kernel.dialect import Description, Dialect, Formats, ParsedRequest
 from handler.protocols.kernel.parameters import (
     LMI,
     LMI_NEUTRAL,
@@ -295,9 +295,11 @@ class Lmi(Dialect):
         key = _plain_values(self, body, request_context)
         fields: _Fields | None = None if key is None else context.parsed.get(key)
         if fields is not None:
-            return self._reply_to(Request._make((body["inputs"], *fields.request[1:])), fields, context)
+            return self._reply_to(
+                Request._make((body["inputs"], *fields.request[1:])), fields, context, request_context
+            )
         fields = self._read(read_object(body), context, request_context)
-        call = self._reply_to(fields.request, fields, context)
+        call = self._reply_to(fields.request, fields, context, request_context)
         if key is not None and not (self.reports_seed and fields.request.details):  # each of these has its own seed
             logprobs = request_context.may_be_formatted or call.reply.shows_logprobs
             sampling = fields.request.sampling._replace(logprobs=logprobs)
@@ -323,17 +325,19 @@ class Lmi(Dialect):
         chosen = parameters.get(_FORMATTER) is not None
         return _Fields(request, parsed.outputs, framing, errors, names, streams, chosen)
 
-    def _reply_to(self, request: Request, fields: _Fields, context: ServerContext) -> ParsedRequest:
+    def _reply_to(
+        self, request: Request, fields: _Fields, context: ServerContext, request_context: RequestContext
+    ) -> ParsedRequest:
         _, outputs, framing, errors, names, streams, is_chosen = fields
         reply: Reply
         if streams:
             reply = StreamReply(self.format, request, framing, errors, outputs)
         else:
             reply = DocumentReply(self.format, request, outputs)
-        if is_chosen:
+        if is_chosen or not request_context.may_be_formatted:
             return ParsedRequest((request,), reply, errors, names, streams)
-        as_openai = openai_reply(request, context, streams=streams)
-        return ParsedRequest((request,), reply, errors, names, streams, True, as_openai)
+        formats = Formats(of_tokens=True, as_openai=openai_reply(request, context, streams=streams))
+        return ParsedRequest((request,), reply, errors, names, streams, formats)
 
     def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
         framing: Framing | None = read_field(parameters, _FORMATTER)

@@ -15,7 +15,7 @@ from handler.core.framing import JSON, SSE
 from handler.core.values import Request
 from handler.protocols.assistant.summary import Summarizing, SummaryRequest, unshaped
 from handler.protocols.kernel.context import RequestContext, ServerContext
-from handler.protocols.kernel.dialect import Description, ParsedRequest
+from handler.protocols.kernel.dialect import Description, FollowUp, ParsedRequest
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.stored import Keeper, Keeping, Wanted
 from handler.protocols.openai.api import OpenAiError
@@ -167,7 +167,7 @@ class OpenAiResponses(OpenAiDialect):
         if in_background and keeping is not None:
             parsed = _detached(parsed, settings, keeping, streams=chat.framing is not JSON)
         if summarizing is not None:
-            parsed = parsed._replace(follow_up=summarizing.follow_up)
+            parsed = parsed._replace(course=FollowUp(summarizing.follow_up))
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=settings.keeping is not None, num_repeated=repeated_size)
 

@@ -17,7 +17,7 @@ from handler.core.errors import GenerationFailed, InternalError, InvalidParamete
 from handler.core.framing import JSON
 from handler.core.numbers import is_digits, whole
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
-from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, Timing
+from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, Timing, WithoutEngine
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.reply import PreparedDocument
@@ -401,7 +401,7 @@ class Infer(Dialect):
         if reader.values.get("stop") is True:  # as in TensorRT-LLM, the other inputs do not matter
             if not id:
                 raise InvalidPayload("stop=true: needs the id of the request to stop")
-            return ParsedRequest((), self._empty(id, name), self.errors, stops=id)
+            return ParsedRequest((), self._empty(id, name), self.errors, course=WithoutEngine(stops=id))
         parameters = document.get("parameters", {})
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]

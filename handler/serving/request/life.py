@@ -4,23 +4,23 @@ A `RequestTask` takes these holdings:
 
     released at   holding                                    taken in
     FINISHED      the background task, if it has to wait     `RequestTask.begin`
-                  the formatter's delivery of deltas         `RequestTask._accept`
+                  the formatter's delivery of deltas         `Formatting` (stages.py)
                   the timer of the request's own timeout     `RequestTask._accept`
-                  the id of a stored response in progress    `RequestTask._accept`
+                  the id of a stored response in progress    `Recall` (stages.py)
                   the turn in a conversation, which a        `Recall` (stages.py)
                   background response releases at CLOSED
                   the memory of media                        `MediaLoading` (stages.py)
-                  the media for the reply's next request     `RequestTask.run`
+                  the media for the reply's next request     `_follow_up` (courses.py)
                   the timer of a background response         `BackgroundRun.begin`
                   the turn at the gate                       `Gating` (stages.py)
-                  the sequences in the engine and the sink   `RequestTask.run`
+                  the sequences in the engine and the sink   `_submit` (courses.py)
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `Admission.tasks`             `RequestTask.__init__`
                   the writer of a stream and its backlog     `_ResponseSender._send_stream`
 
 A call of a user's `handle` (`http/custom.py`) has no task, but a `Life` that holds the parts of its response until it
-is finished. Nothing else is a holding: `RequestTask.close` ends the capture, and `Held.line`
+is finished. Nothing else is a holding: `CapturedTask.close` ends the capture, and `Held.line`
 (`serving/batches/runner.py`) counts the memory of a batch line. Releasing sequences that have already ended has no
 effect, because the batcher has removed them.
 """

@@ -2,12 +2,12 @@
 
 A feature that is not configured has no stage, so that requests do not pay for it. All hosts run the plan for their
 requests: `ServedModel.open` calls the `head` hooks, `RequestTask.parse` the `body` and `parsed` hooks, and
-`RequestTask.run` the `encode` and `queue` hooks. `http/custom.py` calls the `call` hook. A stage that holds a resource
-beyond its own call passes it to `Life.hold`.
+`courses.py` the other hooks. `http/custom.py` calls the `call` hook. A stage that holds a resource beyond its own call
+passes it to `Life.hold`.
 
 Three stages have no hook, because the host or the task does their work. They are in the plan so that the rule about the
-client's time covers them: the host receives the body, `RequestTask.run` submits the requests to the engine, and the
-host writes the response.
+client's time covers them: the host receives the body, `courses.py` submits the requests to the engine, and the host
+writes the response.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from handler.plugins.handle import Result
     from handler.protocols.kernel.dialect import ParsedRequest
     from handler.protocols.kernel.stored import Recalled
-    from handler.serving.conversations import ResponseTurn
     from handler.serving.head import Head
-    from handler.serving.quota import Share
     from handler.serving.request.life import Life
+    from handler.serving.request.task import RequestTask
+    from handler.serving.stored_responses import OwnersKeeper
 
 
 class Time(Enum):
@@ -68,26 +68,24 @@ class Intake:
 
     Attributes:
         body: the body, without its Content-Encoding after the stage that decompresses it.
-        memory: share of the memory quota for the body, its decoded value and the stored responses that it refers to.
         decoded: the decoded body, or None until it is decoded.
         size: memory of the decoded body and of the stored responses, in bytes.
-        hold: function that registers a callback for the end of the request (see `Life.hold`).
+        task: task of the request, whose `memory` is held for the body, its decoded value and stored responses.
         recalled: stored responses that the body refers to, or None if it neither uses nor stores responses.
-        turn: turn of the request in its conversation, or None without a conversation.
+        keeper: stores the response of the request, or None if it neither uses nor stores responses.
         parsed: the parsed request, or None until the body is parsed.
     """
 
-    __slots__ = ("body", "decoded", "head", "hold", "memory", "parsed", "recalled", "size", "turn")
+    __slots__ = ("body", "decoded", "head", "keeper", "parsed", "recalled", "size", "task")
 
-    def __init__(self, head: Head, body: bytes, memory: Share, hold: Callable[..., None]) -> None:
+    def __init__(self, head: Head, body: bytes, task: RequestTask) -> None:
         self.head = head
         self.body = body
-        self.memory = memory
-        self.hold = hold
+        self.task = task
         self.decoded: Decoded | None = None
         self.size = 0
         self.recalled: Recalled | None = None
-        self.turn: ResponseTurn | None = None
+        self.keeper: OwnersKeeper | None = None
         self.parsed: ParsedRequest | None = None
 
     @property
@@ -108,7 +106,7 @@ class Encoding:
         num_bytes: size of the body, in bytes.
         owner: owner of the request, or "" without an owner.
         hold: function that registers a callback for the end of the request (see `Life.hold`).
-        take: function that receives the prompt of a request that only tokenizes, otherwise None.
+        take: function that receives the prompt of a request that needs only the prompt.
         media: the decoded media of the request.
         loaded: media that were loaded for other prompts of the same body.
         prompt: the prompt, or None until the request is encoded.
@@ -122,8 +120,8 @@ class Encoding:
         num_bytes: int,
         owner: str,
         hold: Callable[[Callable[[], object]], None],
-        take: Callable[[Prompt], None] | None = None,
         loaded: SharedMedia | None = None,
+        take: Callable[[Prompt], object] = bool,
     ) -> None:
         self.request = request
         self.num_bytes = num_bytes
@@ -157,6 +155,7 @@ class Stage:
         parsed: changes the parsed request, on the thread that parses. This requires `headers`; other stages change
             `Intake.parsed` in a `body` hook after the parse.
         encode: works on each request to the engine.
+        tokenize: does the same for a request that needs only the prompt.
         queue: waits for the turn of the request and its owner, before it is submitted.
         call: calls the user's function `handle` for a request and its owner.
     """
@@ -171,6 +170,7 @@ class Stage:
     body: Callable[[Intake], Wait] | None = None
     parsed: Callable[[ParsedRequest, Head], ParsedRequest] | None = None
     encode: Callable[[Encoding], Wait] | None = None
+    tokenize: Callable[[Encoding], Wait] | None = None
     queue: Callable[[Life, Sequence[Request], str], Wait] | None = None
     call: HandleCall | None = None
 
@@ -184,6 +184,7 @@ class Plan:
     Attributes:
         body: the `body` hooks for requests without special headers.
         encode: the `encode` hooks.
+        tokenize: the `tokenize` hooks.
         queue: the `queue` hooks.
         call: the `call` hook, or None if model.py has no `handle`.
 
@@ -201,6 +202,7 @@ class Plan:
         self._head = [stage.head for stage in general if stage.head is not None]
         self.body = [stage.body for stage in general if stage.body is not None]
         self.encode = [stage.encode for stage in general if stage.encode is not None]
+        self.tokenize = [stage.tokenize for stage in general if stage.tokenize is not None]
         self.queue = [stage.queue for stage in general if stage.queue is not None]
         self.call = next((stage.call for stage in general if stage.call is not None), None)
 

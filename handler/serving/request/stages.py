@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from handler.core.errors import InvalidPayload
 from handler.core.fair_queue import OwnerCounts
@@ -16,6 +16,7 @@ from handler.core.media import MEDIA, Medium, media_of
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import NOTHING
@@ -26,7 +27,7 @@ from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import CLOSED, FINISHED, JOIN, Life
 from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
-from handler.serving.stored_responses import ResponseStore
+from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 
 if TYPE_CHECKING:
     from handler.serving.admission import Admission
@@ -42,26 +43,29 @@ _ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they h
 MOST_TOKENIZING = 8
 """Maximum number of concurrent requests that only tokenize. Requests for inference use the same threads."""
 
-_TURN = frozenset({Resource.TURN})
+
+class _Work:
+    """The work of a stage."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._preprocessor = admission.preprocessor
 
 
-class Decompression:
+class Decompression(_Work):
     """Decompresses bodies that have a Content-Encoding, on a thread.
 
     The size of the compressed body does not tell how long this takes. Therefore the first part runs as for a small
     body, and the rest, if there is one, as for a large body: it waits for others and leaves a thread to them.
     """
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._limit = admission.preprocessor.context.config.max_request_size
-
     def body(self, intake: Intake) -> Wait:
         return self._inflate(intake) if intake.head.encoding else None
 
     async def _inflate(self, intake: Intake) -> None:
         size, owner = len(intake.body), intake.head.owner
-        parts = inflate(intake.body, intake.head.encoding, self._limit, " (max_request_size)")
+        limit = self._preprocessor.context.config.max_request_size
+        parts = inflate(intake.body, intake.head.encoding, limit, " (max_request_size)")
         inflated: list[bytes] = []
         begin = functools.partial(self._take, intake, parts, inflated, LARGE)
         if await self._admission.submit(begin, size, owner, apart=False):
@@ -76,7 +80,7 @@ class Decompression:
         """
         size = 0
         for part in parts:
-            intake.memory.take(BODY_MEMORY * len(part))
+            intake.task.memory.take(BODY_MEMORY * len(part))
             inflated.append(part)
             size += len(part)
             if size >= enough:
@@ -85,27 +89,19 @@ class Decompression:
         return False
 
 
-class Decoding:
-    """Decodes bodies: inline, on a thread, or on the thread of the formatters if one of them reads the body."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._preprocessor = admission.preprocessor
+class Decoding(_Work):
+    """Decodes bodies inline or on a thread."""
 
     def body(self, intake: Intake) -> Wait:
-        head, preprocessor = intake.head, self._preprocessor
-        may_format = preprocessor.adapter_formatters.read or head.formatters.input is not None
-        if may_format and (title := preprocessor.input_formatter(head)):
-            return self._admission.on_loop(self._admission.formatters.submit(title, self._decode, intake))
         if len(intake.body) < PARSE_INLINE:
             self._decode(intake)
             return None
-        return self._admission.run(len(intake.body), functools.partial(self._decode, intake), head.owner)
+        return self._admission.run(len(intake.body), functools.partial(self._decode, intake), intake.head.owner)
 
     def _decode(self, intake: Intake) -> None:
         body, head = intake.body, intake.head
         estimate = self._preprocessor.decoded_size(body, head)
-        intake.memory.set(len(body) + estimate)
+        intake.task.memory.set(len(body) + estimate)
         intake.decoded = decoded = self._preprocessor.decode(body, head)
         if estimate > _ESTIMATED:
             most = _MEASURE_INLINE if len(body) < PARSE_INLINE else sys.maxsize
@@ -113,13 +109,35 @@ class Decoding:
         intake.size = estimate
 
 
-class Recall:
+class FormattedDecoding(Decoding):
+    """Decodes bodies on the thread of the formatters if one of them reads the body."""
+
+    def body(self, intake: Intake) -> Wait:
+        if title := self._preprocessor.input_formatter(intake.head):
+            return self._admission.on_loop(self._admission.formatters.submit(title, self._decode, intake))
+        return super().body(intake)
+
+
+class Formatting(_Work):
+    """Has the thread of the formatters write a response that one of them formats."""
+
+    def body(self, intake: Intake) -> Wait:
+        assert intake.parsed is not None, "the body has been parsed"
+        if intake.parsed.formats.title:
+            thread, deliver = self._admission.formatters, intake.task.feed_and_flush
+            reply = ThreadedReply(intake.parsed.reply, intake.parsed.formats.title, thread, deliver)
+            intake.task.hold(reply.close)
+            intake.parsed = intake.parsed._replace(reply=reply)
+        return None
+
+
+class Recall(_Work):
     """Loads the stored responses that a body refers to, and checks that there is room to store its own response. The
     request takes its turn in its conversation, if it has one.
     """
 
     def __init__(self, admission: Admission, store: ResponseStore) -> None:
-        self._admission = admission
+        super().__init__(admission)
         self._store = store
 
     def body(self, intake: Intake) -> Wait:
@@ -129,46 +147,44 @@ class Recall:
         return self._recall(intake, dialect)
 
     async def _recall(self, intake: Intake, dialect: Dialect) -> None:
-        store, owner, memory, size = self._store, intake.head.owner, intake.memory, len(intake.body)
+        store, owner, memory, size = self._store, intake.head.owner, intake.task.memory, len(intake.body)
         assert intake.decoded is not None, "the body has been decoded"
         find = functools.partial(dialect.wanted, intake.decoded.value)
         references = await self._admission.process(size, find, owner)
         if references is None:
             return
-        if references.keeps and size > store.most_bytes:
-            raise InvalidPayload(
-                f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
-            )
         if references.keeps:
+            if size > store.most_bytes:
+                raise InvalidPayload(
+                    f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
+                )
             store.check_calls(owner)
-        if references.keeps and store.may_be_full:
-            await self._admission.on_loop(store.check_room(owner, size))
-        intake.recalled = NOTHING
+            if store.may_be_full:
+                await self._admission.on_loop(store.check_room(owner, size))
+        intake.recalled, turn = NOTHING, None
         if references.previous or references.items or references.conversation:
             take = functools.partial(_take_body, memory)
             if references.appends:
-                intake.turn = turn = store.new_turn()
+                turn = store.new_turn()
                 until = CLOSED if references.detaches else FINISHED
-                intake.hold(functools.partial(store.end_turn, owner, turn), until)
-            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, intake.turn))
+                intake.task.hold(functools.partial(store.end_turn, owner, turn), until)
+            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take, turn))
             intake.size += intake.recalled.size
             if references.appends and size + intake.recalled.size > store.most_bytes:
                 raise InvalidPayload(
                     f"the conversation and the request have {size + intake.recalled.size} bytes; at most "
                     f"{store.most_bytes} are stored (option.responses_max_bytes)"
                 )
+        intake.keeper = OwnersKeeper(store, owner, turn)
+        intake.task.hold(intake.keeper.end)
 
 
 def _take_body(memory: Share, num_bytes: int) -> None:
     memory.take(BODY_MEMORY * num_bytes)
 
 
-class Parsing:
+class Parsing(_Work):
     """Parses decoded bodies with their dialect, inline or on a thread."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._preprocessor = admission.preprocessor
 
     def body(self, intake: Intake) -> Wait:
         size = intake.num_bytes
@@ -179,14 +195,11 @@ class Parsing:
 
     def _parse(self, intake: Intake) -> None:
         assert intake.decoded is not None, "the body has been decoded"
-        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.turn)
+        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled, intake.keeper)
 
 
-class MediaLoading:
+class MediaLoading(_Work):
     """Loads the images, audio and video of requests. If the request ends, the downloads are cancelled."""
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
 
     def encode(self, encoding: Encoding) -> Wait:
         return self._load(encoding) if encoding.request.media else None
@@ -203,30 +216,26 @@ class MediaLoading:
         encoding.media = media
 
 
-class Tokenizing:
+class Tokenizing(_Work):
     """Tokenizes prompts: inline, on a thread, or on a thread for long prompts."""
 
     def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._encoder = admission.preprocessor.encoder
+        super().__init__(admission)
         words = f"too many requests are being tokenized: {MOST_TOKENIZING}"
         self._tokenizing = OwnerCounts(MOST_TOKENIZING, words)
 
     def encode(self, encoding: Encoding) -> Wait:
-        if encoding.take is not None:
-            return self._tokenize(encoding)
         if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
-            encoding.request, encoding.prompt = self._encoder.encode(encoding.request, encoding.media)
+            encoding.request, encoding.prompt = self._preprocessor.encoder.encode(encoding.request, encoding.media)
             return None
         return self._encode(encoding)
 
     async def _encode(self, encoding: Encoding) -> None:
         """Encode a request on a thread, which keeps nothing else of it alive once its client has gone."""
-        encoding.request, encoding.prompt = await self._on_thread(self._encoder.encode, encoding)
+        encoding.request, encoding.prompt = await self._on_thread(self._preprocessor.encoder.encode, encoding)
 
-    async def _tokenize(self, encoding: Encoding) -> None:
+    async def tokenize(self, encoding: Encoding) -> None:
         """Tokenize a prompt of any length for a request that needs no engine."""
-        assert encoding.take is not None, "the request only tokenizes"
         with self._tokenizing.hold(encoding.owner):  # media are not counted: they have their own limits
             take = functools.partial(self._take, encoding.take)
             if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
@@ -239,20 +248,20 @@ class Tokenizing:
         call = functools.partial(use, encoding.request, encoding.media)
         return self._admission.submit(call, size, encoding.owner, apart=is_long(encoding.request))
 
-    def _take(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
-        take(self._encoder.tokenize(request, media))
+    def _take(self, take: Callable[[Prompt], object], request: Request, media: Sequence[Medium]) -> None:
+        take(self._preprocessor.encoder.tokenize(request, media))
 
 
-class Trial:
+class Trial(_Work):
     """Tries in a process of its own whether the engine can apply the structured output of a request."""
 
     def __init__(self, admission: Admission, validator: StructuredOutputValidator) -> None:
-        self._admission = admission
+        super().__init__(admission)
         self._validator = validator
 
     def encode(self, encoding: Encoding) -> Wait:
         output = encoding.request.sampling.structured_output
-        if output is None or encoding.take is not None:
+        if output is None:
             return None
         return self._check(encoding.request, self._validator.check(output, encoding.owner))
 
@@ -276,6 +285,18 @@ class Gating:
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------
 
 
+def _on_thread(name: str, **hooks: Any) -> Stage:
+    """Return a stage that takes a thread's turn for larger bodies and prompts."""
+    return Stage(name, Time.THREAD, holds=frozenset({Resource.TURN}), **hooks)
+
+
+def _capture(admission: Admission) -> Stage | None:
+    """Record the body. `CapturedTask` records the response."""
+    if admission.preprocessor.context.config.capture_requests is None:
+        return None
+    return Stage("capture", Time.LOOP, body=lambda intake: intake.task.note_decoded(intake))
+
+
 def _receiving(admission: Admission) -> Stage | None:
     """Receive the body. A host whose loop runs in steps has the body with the head."""
     return None if admission.is_stepped else Stage("body", Time.CLIENT)
@@ -290,40 +311,49 @@ def _handle(admission: Admission) -> Stage | None:
 
 def _decompression(admission: Admission) -> Stage:
     headers, hook = frozenset({"content-encoding"}), Decompression(admission).body
-    return Stage("decompress", Time.THREAD, holds=_TURN, headers=headers, body=hook)
+    return _on_thread("decompress", headers=headers, body=hook)
 
 
 def _decoding(admission: Admission) -> Stage:
-    return Stage("decode", Time.THREAD, holds=_TURN, body=Decoding(admission).body)
+    kind = FormattedDecoding if admission.preprocessor.has_formatters else Decoding
+    return _on_thread("decode", body=kind(admission).body)
 
 
 def _recall(admission: Admission) -> Stage | None:
     store = admission.preprocessor.store
     if store is None:
         return None
-    return Stage("stored responses", Time.THREAD, holds=_TURN, body=Recall(admission, store).body)
+    return _on_thread("stored responses", body=Recall(admission, store).body)
 
 
 def _parsing(admission: Admission) -> Stage:
-    return Stage("parse", Time.THREAD, holds=_TURN, body=Parsing(admission).body)
+    return _on_thread("parse", body=Parsing(admission).body)
+
+
+def _formatters(admission: Admission) -> Stage | None:
+    if not admission.preprocessor.has_formatters:
+        return None
+    return Stage("formatters", Time.LOOP, body=Formatting(admission).body)
 
 
 def _media(admission: Admission) -> Stage | None:
     context = admission.preprocessor.context
     if context.task is not Task.TRANSCRIPTION and all(context.no_media.get(kind, "none") for kind in MEDIA):
         return None
-    return Stage("media", Time.THREAD, holds=_TURN, encode=MediaLoading(admission).encode)
+    load = MediaLoading(admission).encode
+    return _on_thread("media", encode=load, tokenize=load)
 
 
 def _tokenizing(admission: Admission) -> Stage:
-    return Stage("tokenize", Time.THREAD, holds=_TURN, encode=Tokenizing(admission).encode)
+    tokenizing = Tokenizing(admission)
+    return _on_thread("tokenize", encode=tokenizing.encode, tokenize=tokenizing.tokenize)
 
 
 def _trial(admission: Admission) -> Stage | None:
     validator = admission.preprocessor.encoder.validator
     if validator is None:
         return None
-    return Stage("trial of structured output", Time.THREAD, holds=_TURN, encode=Trial(admission, validator).encode)
+    return _on_thread("trial of structured output", encode=Trial(admission, validator).encode)
 
 
 def _gate(admission: Admission) -> Stage | None:
@@ -342,8 +372,8 @@ def _writing(admission: Admission) -> Stage:
 
 
 STAGES: Sequence[Callable[[Admission], Stage | None]] = (
-    _receiving, _handle, _decompression, _decoding, _recall, _parsing, _media, _tokenizing, _trial, _gate, _submission,
-    _writing,
+    _receiving, _handle, _decompression, _decoding, _capture, _recall, _parsing, _formatters, _media, _tokenizing,
+    _trial, _gate, _submission, _writing,
 )  # fmt: skip
 """Functions that return the stages after the head in their order, or None for a stage that the server does not need."""
 

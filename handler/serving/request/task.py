@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import (
-    InternalError,
     InvalidParameter,
     Overloaded,
     RefusedByEngine,
@@ -22,17 +21,16 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON
 from handler.core.loop import Begun
-from handler.core.values import Delta, Finish, Request
-from handler.plugins.formatter_thread import ThreadedReply
+from handler.core.values import Delta, Finish
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import Headers, HttpResponse
-from handler.protocols.kernel.reply import Reply
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.quota import Share
+from handler.serving.request.courses import COURSES, generate
 from handler.serving.request.life import (
     ACCEPT,
     ANSWERING,
@@ -43,11 +41,9 @@ from handler.serving.request.life import (
     OUTPUT,
     PARSED,
     START,
-    SUBMIT,
     Life,
 )
-from handler.serving.request.plan import Encoding, Intake, SharedMedia
-from handler.serving.request_log import Capture
+from handler.serving.request.plan import Intake
 
 log = logging.getLogger("handler.request")
 
@@ -89,34 +85,8 @@ class _Refusal(NamedTuple):
     response: HttpResponse
 
 
-class _Road:
-    """The path of plain tokens: through the task as deltas, or past the task once the fast path is open.
-
-    Attributes:
-        fast_path: the open fast path, or None.
-    """
-
-    __slots__ = ("_channel", "fast_path")
-
-    def __init__(self) -> None:
-        self.fast_path: FastPath | None = None
-        self._channel: ClientChannel | None = None
-
-    def connect(self, channel: ClientChannel) -> None:
-        """Start writing the encoded tokens to a channel."""
-        self._channel = channel
-        if self.fast_path is not None:
-            self.fast_path.channel = channel
-
-    def open(self, fast_path: FastPath) -> FastPath:
-        fast_path.channel = self._channel
-        self.fast_path = fast_path
-        return fast_path
-
-    def close(self) -> int:
-        """Close the fast path, which refers back to the task, and return the number of its tokens."""
-        fast_path, self.fast_path = self.fast_path, None
-        return 0 if fast_path is None else fast_path.num_tokens
+def _failure(error: ServingError) -> Delta:
+    return Delta(0, 0, (), Finish.ERROR, error)
 
 
 class RequestTask(Life):
@@ -128,17 +98,17 @@ class RequestTask(Life):
     Args:
         on_bytes: called with this task when there are bytes to send, when the engine returns its first output, and when
             the response is complete, at most once per engine step.
-        capture: capture of the request, or None if it is not captured.
 
     Attributes:
         unsent: bytes of the response that the host has not taken yet.
         memory: share of the memory quota, which is held until the task is closed.
         parsed: parsed request, or None until the body has been parsed.
+        pause: called with the task when the engine has finished and the reply has not, if there is a second request.
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_capture", "_driver", "_head", "_loaded", "_refusal", "_road", "_stats",
-        "memory", "on_bytes", "parsed", "unsent",
+        "__weakref__", "_channel", "_fast_path", "_refusal", "admission", "driver", "head", "memory", "on_bytes",
+        "parsed", "pause", "stats", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -147,21 +117,20 @@ class RequestTask(Life):
         driver: EngineDriver,
         stats: RequestStats,
         head: Head,
-        on_bytes: Callable[[RequestTask], object],
-        capture: Capture | None = None,
+        on_bytes: Callable[[RequestTask], object] = bool,
     ) -> None:
         super().__init__()
-        self._admission = admission
-        self._driver = driver
-        self._stats = stats
-        self._head = head
-        self._capture = capture
-        self._road = _Road()
+        self.admission = admission
+        self.driver = driver
+        self.stats = stats
+        self.head = head
+        self._channel: ClientChannel | None = None
+        self._fast_path: FastPath | None = None
         self._refusal: _Refusal | None = None
-        self._loaded: SharedMedia = []  # media that the next request of the reply may have too
         self.on_bytes = on_bytes
         self.memory = RequestMemory(admission.memory.of(head.owner))
         self.parsed: ParsedRequest | None = None
+        self.pause: Callable[[RequestTask], None] | None = None
         self.unsent: list[bytes] = []
         itself = weakref.ref(self)  # a task that nobody closes is freed too
         admission.tasks.add(self)
@@ -200,7 +169,7 @@ class RequestTask(Life):
     @property
     def owner(self) -> str:
         """The owner of the request's API key, or "" without a key."""
-        return self._head.owner
+        return self.head.owner
 
     @property
     def ignored(self) -> Sequence[str]:
@@ -217,13 +186,15 @@ class RequestTask(Life):
         Args:
             name: name of the header in lower case.
         """
-        return self._head.headers.get(name, "")
+        return self.head.headers.get(name, "")
 
     def dialect_headers(self) -> Headers:
         """Return the response headers that the dialect adds. Call this after the response has begun."""
-        if self._refusal is not None or self.parsed is None:
-            return () if self._refusal is None else self._refusal.response.headers
-        return self.parsed.headers(None if self.streams else self._stats.timing())
+        if self._refusal is not None:
+            return self._refusal.response.headers
+        if self.parsed is None or self.parsed.headers is None:
+            return ()
+        return self.parsed.headers(None if self.streams else self.stats.timing())
 
     @property
     def retry_after(self) -> float:
@@ -259,40 +230,26 @@ class RequestTask(Life):
 
     async def parse(self, body: bytes) -> None:
         """Parse the body. If it is refused, the error is sent as the response."""
-        if self._capture is not None:
-            self._capture.start(body)
         if self.finished:
             return
-        intake = Intake(self._head, body, self.memory, self.hold)
+        intake = Intake(self.head, body, self)
         del body  # the intake drops it as soon as it is decompressed
         try:
-            plan, head = self._admission.plan, self._head
+            plan, head = self.admission.plan, self.head
             for work in plan.body_of(head) if head.stages else plan.body:
                 if (waiting := work(intake)) is not None:
                     await waiting
-            if self._capture is not None and head.encoding:
-                self._capture.decompress(intake.body)
-            self._keep_sessions_secret(intake)
             parsed = intake.parsed
             assert parsed is not None, "a stage parses the body"
             self.memory.body = intake.num_bytes
-            captured = 0 if self._capture is None else len(intake.body)
-            self.memory.settle(intake.size + captured, parsed.num_repeated)
+            self.memory.settle(intake.size, parsed.num_repeated)
             if not self.finished:  # the server may have given up the request in the meantime
                 self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
-            self._keep_sessions_secret(intake)
             self.refuse(serving_error(error), None if intake.decoded is None else intake.decoded.value)
 
-    def _keep_sessions_secret(self, intake: Intake) -> None:
-        """Do not capture a call that opens or closes a session: its response contains the id of the session."""
-        if self._capture is not None and intake.decoded is not None and intake.decoded.session_call:
-            self._capture = None
-
-    def replace_capture(self, capture: Capture | None) -> Capture | None:
-        """Set the capture of the request, and return the one before. A host that sends other bytes takes it away."""
-        before, self._capture = self._capture, capture
-        return before
+    def note_decoded(self, intake: Intake) -> None:
+        """Note that the body has been decoded, on a server that captures requests."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run work for the request until it first waits, and continue it in the background until the request ends.
@@ -306,12 +263,12 @@ class RequestTask(Life):
             waiting = work.send(None)
         except StopIteration:
             return None
-        background = self._driver.loop.create_task(Begun(work, waiting))
+        background = self.driver.loop.create_task(Begun(work, waiting))
         self.hold(background.cancel)
         return background
 
     async def run(self, body: bytes | None = None) -> None:
-        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the request.
+        """Parse the body (unless it is None), and begin the course of the response.
 
         Run this by `begin`.
         """
@@ -323,95 +280,30 @@ class RequestTask(Life):
         if self.parsed is None or self.phase is not PARSED:
             return
         self.on(START)
-        requests, take_prompt, size = self.parsed.requests, self.parsed.take_prompt, self.memory.body
         try:
-            owner = self._head.owner
-            loaded: SharedMedia = []
-            if self.parsed.follow_up is not None:
-                self._loaded = loaded
-                self.hold(loaded.clear)
-            encodings = [Encoding(request, size, owner, self.hold, take_prompt, loaded) for request in requests]
-            for encoding in encodings:
-                for work in self._admission.plan.encode:
-                    if (waiting := work(encoding)) is not None:
-                        await waiting
-            if take_prompt is not None or not requests:  # the response needs no engine
-                self._feed_and_flush(0, Delta(0, 0, ()))
-                return self._stop_others(self.parsed.stops)
-            encoded = [encoding.request for encoding in encodings]
-            if encoded != [*requests]:
-                self.parsed = self.parsed._replace(requests=encoded)
-            self._stats.note_encoded(self.parsed)
-            for queue in self._admission.plan.queue:
-                if not self.finished and (waiting := queue(self, requests, self._head.owner)) is not None:
-                    await waiting
-            if self.finished:
-                return
-            self.on(SUBMIT)
-            reply = self.parsed.reply
-            sink = reply.put if isinstance(reply, ThreadedReply) else self.feed
-            for index, encoding in enumerate(encodings):
-                request, prompt = encoding.request, encoding.prompt
-                assert prompt is not None, "a stage tokenizes the prompt"
-                self._stats.num_prompt_tokens += len(prompt.ids)
-                reply.start(index, len(prompt.ids))
-                put, started = functools.partial(sink, index), self._stats.note_started
-                id = self._driver.submit(request, prompt, put, started, self._head.owner, follows=index > 0)
-                self.hold(functools.partial(self._driver.cancel, id))
+            if (course := self.parsed.course) is None:
+                await generate(self, self.parsed)
+            else:
+                await COURSES[type(course)](self, self.parsed, course)
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
-
-    async def _follow_up(self, follow_up: Callable[[], Request | None]) -> None:
-        """Encode and submit the next request of an unfinished reply. Run this with `begin`."""
-        size, owner = self.memory.body, self._head.owner
-        try:
-            request = await self._admission.process(size, follow_up, owner)
-            if request is None:
-                raise InternalError("the reply is not finished, but has no further request")
-            encoding = Encoding(request, size, owner, self.hold, None, self._loaded)
-            for work in self._admission.plan.encode:
-                if (waiting := work(encoding)) is not None:
-                    await waiting
-            if self.finished or self.parsed is None:
-                return
-            prompt = encoding.prompt
-            assert prompt is not None, "a stage tokenizes the prompt"
-            self._stats.num_prompt_tokens += len(prompt.ids)
-            self.parsed.reply.start(1, len(prompt.ids))
-            put = functools.partial(self.feed, 1)
-            id = self._driver.submit(encoding.request, prompt, put, owner=owner, follows=True)
-            self.hold(functools.partial(self._driver.cancel, id))
-        except Exception as error:  # one client's request must not stop the others
-            self.fail(serving_error(error))
-
-    def _stop_others(self, id: str) -> None:
-        """Stop the running requests of the same owner for which the client has set this id."""
-        for task in [*self._admission.tasks] if id else ():
-            if task.is_of(id, self._head.owner):
-                task.stop()
 
     def is_of(self, id: str, owner: str) -> bool:
         """Return whether the request is running and its client has set this id."""
         requests = () if self.parsed is None or self.finished else self.parsed.requests
-        return any(request.id == id for request in requests) and self._head.owner == owner
+        return any(request.id == id for request in requests) and self.head.owner == owner
 
     def stop(self) -> None:
         """End the response after the output so far, unless user code formats it or a thread is writing it."""
-        if self.parsed is None or self.parsed.formatter or self.parsed.reply.finished:
+        if self.parsed is None or self.parsed.formats.title or self.parsed.reply.finished:
             return
         reply, num_sequences = self.parsed.reply, self.parsed.requests[0].sampling.num_sequences
         deltas = [Delta(0, sequence, (), Finish.STOP) for sequence in range(num_sequences)]
-        self._put(reply, b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
-        self._driver.flush()
+        self._put(b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
+        self.driver.flush()
 
     def _accept(self, parsed: ParsedRequest) -> None:
-        if parsed.formatter:
-            thread = self._admission.formatters
-            reply = ThreadedReply(parsed.reply, parsed.formatter, thread, self._feed_and_flush)
-            self.hold(reply.close)
-            parsed = parsed._replace(reply=reply)
         self.parsed = parsed
-        self.hold(parsed.end)
         self.on(ACCEPT)
         timeout = math.inf
         for request in parsed.requests:
@@ -419,24 +311,22 @@ class RequestTask(Life):
                 timeout = request.timeout
         if timeout < math.inf:
             expired = Overloaded("Request timeout expired")  # Triton's words
-            self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
-        if self._head.dialect is not None and self._head.dialect.computes:
-            self._stats.count_opened()
-        self._stats.note_accepted(parsed)
+            self.hold(self.driver.loop.call_later(timeout, self.fail, expired).cancel)
+        if self.head.dialect is not None and self.head.dialect.computes:
+            self.stats.count_opened()
+        self.stats.note_accepted(parsed)
 
     # -- rendering of the response -------------------------------------------------------------------------------
 
     def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Write the plain tokens of a stream to `channel`. Bytes that it does not accept are added to `unsent`.
-
-        If the request is captured, all bytes are added to `unsent`.
-        """
-        if self._capture is None:
-            self._road.connect(channel)
+        """Write the plain tokens of a stream to `channel`. Bytes that it does not accept are added to `unsent`."""
+        self._channel = channel
+        if self._fast_path is not None:
+            self._fast_path.channel = channel
 
     def feed(self, index: int, delta: Delta) -> None:
         """Add a delta of a prompt to the response. The driver calls this in its step, except for most plain tokens."""
-        stats = self._stats
+        stats = self.stats
         stats.num_tokens += len(delta.tokens)
         if not stats.first_at:
             stats.note_first()
@@ -444,22 +334,24 @@ class RequestTask(Life):
             stats.num_prompt_tokens += delta.num_media_tokens
         if delta.error is not None or self.parsed is None:
             return self._fail(index, delta)
-        reply = self.parsed.reply
-        if delta.finish is not None and (writing := self._write_apart(reply, index, delta)) is not None:
-            return writing.add_done_callback(functools.partial(self._finish_writing, delta))
-        self._put(reply, reply.feed(index, delta), delta)
+        if delta.finish is None or not self._writes_apart(self.parsed, index, delta):
+            self._put(self.parsed.reply.feed(index, delta), delta)
 
-    def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
-        """Convert the last delta to bytes on a thread if this may take long. Return None to convert it inline."""
-        keeps = self.parsed is not None and self.parsed.keeps
+    def _writes_apart(self, parsed: ParsedRequest, index: int, delta: Delta) -> bool:
+        """Convert the last delta to bytes on a thread if this may take long. Return whether it may."""
+        reply, keeps = parsed.reply, parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
-            return None
-        return self._admission.write(functools.partial(reply.feed, index, delta), self._head.owner, keeps=keeps)
+            return False
+        writing = self.admission.write(functools.partial(reply.feed, index, delta), self.head.owner, keeps=keeps)
+        if writing is None:
+            return False
+        writing.add_done_callback(functools.partial(self._finish_writing, delta))
+        return True
 
-    def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
+    def _put(self, data: bytes, delta: Delta) -> None:
         """Buffer bytes of the response, and notify the host at the end of the engine's step."""
-        if self._capture is not None:
-            self._capture.add(data)
+        assert self.parsed is not None, "only a parsed request has a reply"
+        reply = self.parsed.reply
         if reply.finished and not self.streams:
             try:
                 self.memory.set_unsent(len(data))
@@ -472,24 +364,14 @@ class RequestTask(Life):
             self.on(OUTPUT)
         if reply.finished:
             self._end("ok", delta.finish)
-        elif delta.finish is not None and self.parsed is not None and self.parsed.follow_up is not None:
-            self._begin_follow_up(self.parsed.follow_up)
-        elif self._road.fast_path is None and (data if self.streams else not begun):
-            self._open_fast_path(reply, delta.id)
+        elif delta.finish is not None and self.pause is not None:
+            pause, self.pause = self.pause, None
+            pause(self)
+        elif self._fast_path is None and (data if self.streams else not begun):
+            self._open_fast_path(self.parsed, delta.id)
         elif not data and begun:
             return
-        self._driver.notify(self)
-
-    def _begin_follow_up(self, follow_up: Callable[[], Request | None]) -> None:
-        """Start the next request of the reply after this step of the driver."""
-        assert self.parsed is not None, "only a parsed request has a reply"
-        self.parsed = self.parsed._replace(follow_up=None)
-
-        def begin() -> None:
-            if not self.finished:
-                self.begin(self._follow_up(follow_up))
-
-        self._driver.soon(begin)
+        self.driver.notify(self)
 
     def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
         """Process the end of a response after a thread has produced it, unless the client has disconnected."""
@@ -503,28 +385,30 @@ class RequestTask(Life):
         elif error is not None:
             return self.fail(serving_error(error))
         else:
-            self._put(self.parsed.reply, writing.result(), delta)
-        self._driver.flush()
+            self._put(writing.result(), delta)
+        self.driver.flush()
 
-    def _open_fast_path(self, reply: Reply, id: int) -> None:
+    def _open_fast_path(self, parsed: ParsedRequest, id: int) -> None:
         """Let the batcher encode the plain tokens of request `id` if the reply has an encoder."""
-        encode = reply.token_encoder() if self.parsed is not None and len(self.parsed.requests) == 1 else None
+        encode = parsed.reply.token_encoder() if len(parsed.requests) == 1 else None
         if encode is not None:
-            self._driver.set_fast_path(self._road.open(FastPath(id, encode, None, self._keep)))
+            self._fast_path = FastPath(id, encode, self._channel, self._keep)
+            self.driver.set_fast_path(self._fast_path)
             self.hold(self._close_fast_path)
 
     def _close_fast_path(self) -> None:
-        self._stats.num_tokens += self._road.close()
+        """Close the fast path, which refers back to the task."""
+        if self._fast_path is not None:
+            self.stats.num_tokens += self._fast_path.num_tokens
+            self._fast_path = None
 
     def _keep(self, line: bytes) -> None:
-        if self._capture is not None:
-            self._capture.add(line)
         self.unsent.append(line)
-        self._driver.notify(self)
+        self.driver.notify(self)
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error`, which is sent as the complete response or as the last event of the stream."""
-        self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
+        self.feed_and_flush(0, _failure(error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
         """Make `error` the complete response, or the last event of a stream that has been announced.
@@ -535,32 +419,29 @@ class RequestTask(Life):
         if self.finished:
             return
         if self.streams and self.committed:
-            self._break_off(0, Delta(0, 0, (), Finish.ERROR, error))
+            self._break_off(0, _failure(error))
         else:
             self._refuse(error, body)
-        self._driver.flush()
+        self.driver.flush()
 
     def close(self) -> None:
         """Close the request after its last byte has been sent, or cancel it if its client has disconnected."""
         if self.phase is CLOSED:
             return
-        if self._capture is not None:
-            is_sent = self.finished and not self.unsent
-            self._capture.end(self._head.headers, (self.status, self.content_type) if is_sent else None)
         if not self.finished:
             self._end("cancelled")
         self.unsent = []
         self.on(CLOSE)
 
-    def _feed_and_flush(self, index: int, delta: Delta) -> None:
+    def feed_and_flush(self, index: int, delta: Delta) -> None:
         """Add a delta to the response outside of the driver's steps."""
         if self.finished:
             return
         try:
             self.feed(index, delta)
         except Exception as error:  # the dialect has a bug
-            self.feed(index, Delta(0, 0, (), Finish.ERROR, serving_error(error)))
-        self._driver.flush()
+            self.feed(index, _failure(serving_error(error)))
+        self.driver.flush()
 
     def _fail(self, index: int, delta: Delta) -> None:
         assert delta.error is not None, "only a parsed request gets deltas"
@@ -575,12 +456,11 @@ class RequestTask(Life):
         """End a stream that has been announced with the error in `delta`."""
         assert self.parsed is not None, "the stream has been announced"
         assert delta.error is not None, "the stream fails"
-        reply = self.parsed.reply
-        self._stats.error = delta.error.public
-        if (writing := self._write_apart(reply, index, delta)) is not None:
-            return writing.add_done_callback(functools.partial(self._finish_writing, delta))
+        self.stats.error = delta.error.public
+        if self._writes_apart(self.parsed, index, delta):
+            return
         try:
-            data = reply.feed(index, delta)
+            data = self.parsed.reply.feed(index, delta)
         except Exception:  # otherwise the client would wait forever
             log.exception(_NOT_ENCODED)
             data = b""
@@ -595,30 +475,28 @@ class RequestTask(Life):
         """Return the outcome for the metrics of a request that has no output."""
         if isinstance(error, Unavailable):
             return "overloaded" if isinstance(error, Overloaded) else "unavailable"
-        return "failed" if self._stats.first_at and not isinstance(error, RefusedByEngine) else "refused"
+        return "failed" if self.stats.first_at and not isinstance(error, RefusedByEngine) else "refused"
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:
             errors = self.parsed.errors
         else:
-            dialect = self._admission.preprocessor.dialect_of(self._head)
-            errors = dialect.errors_of(body, self._admission.preprocessor.context)
+            dialect = self.admission.preprocessor.dialect_of(self.head)
+            errors = dialect.errors_of(body, self.admission.preprocessor.context)
             # TGI counts requests that it refuses for a parameter, or because too many others are waiting
             if dialect.computes and isinstance(error, InvalidParameter | Unavailable):
-                self._stats.count_opened()
+                self.stats.count_opened()
         response = errors.whole(error)
         self._refusal = _Refusal(error.with_traceback(None), response)  # a traceback would form a reference cycle
         self.unsent[:] = [response.body]
-        if self._capture is not None:
-            self._capture.replace(response.body)
-        self._stats.error = error.public
+        self.stats.error = error.public
         self._end(self._outcome(error))
-        self._driver.notify(self)
+        self.driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Release the resources that are held until the end of the request, and record its metrics."""
         self.on(END)
-        self._stats.close(outcome, finish)
+        self.stats.close(outcome, finish)
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from handler.http.inference import Endpoint
 from handler.http.security import Access
 from handler.http.server import HttpServer, StartingApp, allow_connections
 from handler.serving.model import ServedModel
-from handler.serving.request.plan import Encoding
+from handler.serving.request.plan import Encoding, Wait
 from handler.serving.request.stages import Tokenizing
 from tests.app.server import serve
 from tests.servers import wait_for
@@ -123,13 +123,17 @@ def test_until_there_is_a_model_each_request_is_refused_with_the_reason() -> Non
 
 def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        free, encode = asyncio.Event(), Tokenizing.encode
+        free = asyncio.Event()
 
-        async def held(stage: Tokenizing, encoding: Encoding) -> None:
-            await free.wait()
-            await (encode(stage, encoding) or asyncio.sleep(0))
+        def held(hook: Callable[[Tokenizing, Encoding], Wait]) -> Callable[[Tokenizing, Encoding], Wait]:
+            async def wait(stage: Tokenizing, encoding: Encoding) -> None:
+                await free.wait()
+                await (hook(stage, encoding) or asyncio.sleep(0))
 
-        monkeypatch.setattr(Tokenizing, "encode", held)
+            return wait
+
+        monkeypatch.setattr(Tokenizing, "encode", held(Tokenizing.encode))
+        monkeypatch.setattr(Tokenizing, "tokenize", held(Tokenizing.tokenize))
         model = await model_with_adapter(tmp_path, "text-generation")
         async with client(App(model)) as http:
             asked = [

@@ -59,7 +59,7 @@ STREAM = {"stream": True}
 def test_a_stream_gets_a_call_a_token_as_it_comes() -> None:
     found = call(take, STREAM)
     assert (found.streams, found.reply.content_type) == (True, "application/jsonlines")
-    assert found.formatter == "output formatter 'f' of model.py"
+    assert found.formats.title == "output formatter 'f' of model.py"
     assert pieces(found, [text("a"), text("b"), text("c", Finish.EOS)]) == [
         "[a 0 True False]", "[b 1 False False]", "[c 2 False True]",
     ]  # fmt: skip
@@ -217,12 +217,12 @@ def test_values_are_changed_before_they_are_framed() -> None:
 
 def test_a_request_may_ask_for_a_built_in_formatter() -> None:
     found = call(take, {"parameters": {"output_formatter": "json"}, **STREAM})
-    assert (found.formatter, found.reply.content_type) == ("", "application/json")
+    assert (found.formats.title, found.reply.content_type) == ("", "application/json")
 
 
 def test_chat_completions_keep_their_form() -> None:
     chat = {"inputs": None, "messages": [{"role": "user", "content": "hi"}]}
-    assert not call(take, chat).formatter
+    assert not call(take, chat).formats.title
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------

@@ -181,9 +181,9 @@ def test_a_line_without_its_text_yet_comes_without_the_field() -> None:
 
 
 def test_what_formatters_of_tokens_do_not_get_stays() -> None:
-    assert not call(lambda output: "x", CHAT, Style.OUTPUT).formatter
+    assert not call(lambda output: "x", CHAT, Style.OUTPUT).formats.title
     named = {**PROMPT, "parameters": {"output_formatter": "json"}}
-    assert not call(lambda output: "x", named).formatter
+    assert not call(lambda output: "x", named).formats.title
 
 
 # -- the object --------------------------------------------------------------------------------------------------

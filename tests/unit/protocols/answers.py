@@ -13,7 +13,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Extras, Finish, Token
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.dialect import Dialect, WithoutEngine
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
@@ -139,8 +139,8 @@ def answer(
         return dialect.errors_of(value, context).whole(error)
     sampling, pooling = call.requests[0].sampling, call.requests[0].pooling
     sent = b""
-    if call.take_prompt is not None:
-        call.take_prompt(Prompt("a b", [0, 1], VOCABULARY))
+    if isinstance(call.course, WithoutEngine):
+        call.course.take(Prompt("a b", [0, 1], VOCABULARY))
     for index in range(len(call.requests)):
         call.reply.start(index, 2)
         if script is None and pooling is not None:

@@ -15,7 +15,7 @@ from handler.core.text import Prompt
 from handler.core.values import Delta, Request
 from handler.protocols.anthropic.api import CompactionUnavailable
 from handler.protocols.anthropic.edits import CLEARED
-from handler.protocols.kernel.dialect import ParsedRequest
+from handler.protocols.kernel.dialect import FollowUp, ParsedRequest, WithoutEngine
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import VOCABULARY, failing, saying
 from tests.unit.protocols.test_anthropic import HERMES, THOUGHT, parse, talk, text
@@ -235,9 +235,9 @@ def test_a_count_says_what_it_was_before_the_edits() -> None:
         parsed = parse(talk(*calls("a", "b"), context_management=edits), "anthropic_count")
         (request,) = parsed.requests
         assert request.edit is not None
-        assert parsed.take_prompt is not None
+        assert isinstance(parsed.course, WithoutEngine)
         original = len(render(request).ids)
-        parsed.take_prompt(request.edit(request, render)[1])
+        parsed.course.take(request.edit(request, render)[1])
         count = json.loads(parsed.reply.feed(0, saying("")[-1]))
         assert count["context_management"] == {"original_input_tokens": original}
         assert count["input_tokens"] == original - cleared * 2 * WORDS
@@ -301,8 +301,8 @@ def test_without_a_summary_the_model_responds_to_the_conversation() -> None:
     for stream, edit in itertools.product((False, True), ({}, {"pause_after_compaction": True})):
         parsed = compacting(stream=stream, edit=edit)
         events = feed(parsed, 0, saying(" \n"))
-        assert parsed.follow_up is not None
-        following = parsed.follow_up()
+        assert isinstance(parsed.course, FollowUp)
+        following = parsed.course.next()
         assert following is not None
         assert [message["content"] for message in following.messages] == ["a", "b", "c"]
         assert not parsed.reply.finished

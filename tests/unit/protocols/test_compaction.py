@@ -13,7 +13,7 @@ from handler.core.values import Delta, Extras, Finish, Request
 from handler.protocols.assistant.answer import ResponseForm
 from handler.protocols.assistant.summary import BEFORE, PROMPT, Summarizing, SummaryRequest
 from handler.protocols.kernel.context import RequestContext, ServerContext
-from handler.protocols.kernel.dialect import ParsedRequest
+from handler.protocols.kernel.dialect import FollowUp, ParsedRequest
 from handler.protocols.kernel.stored import Recalled
 from handler.protocols.registry import ROUTES
 from handler.protocols.responses.chat import InputReader
@@ -97,8 +97,8 @@ def test_an_empty_summary_is_an_error_and_no_response() -> None:
     parsed = above_threshold()
     with pytest.raises(GenerationFailed, match=EMPTY):
         feed(parsed, saying(" \n"))
-    assert parsed.follow_up is not None
-    assert parsed.follow_up() is None
+    assert isinstance(parsed.course, FollowUp)
+    assert parsed.course.next() is None
 
 
 def test_a_response_is_not_finished_by_its_summary() -> None:
@@ -106,8 +106,8 @@ def test_a_response_is_not_finished_by_its_summary() -> None:
         parsed = above_threshold(stream=stream)
         feed(parsed, cached(2, saying("So far.")))
         assert not parsed.reply.finished
-        assert parsed.follow_up is not None
-        after = parsed.follow_up()
+        assert isinstance(parsed.course, FollowUp)
+        after = parsed.course.next()
         assert after is not None
         assert [message["content"] for message in after.messages] == [f"Hello\n{BEFORE}So far."]
         assert after.edit is None
@@ -153,8 +153,8 @@ def test_special_tokens_that_a_summary_quotes_are_text_in_later_requests() -> No
     """The response after the summary, and a request with its item: the client cannot change what the item says."""
     parsed = above_threshold(NOTATION)
     feed(parsed, saying(QUOTING))
-    assert parsed.follow_up is not None
-    after = parsed.follow_up()
+    assert isinstance(parsed.course, FollowUp)
+    after = parsed.course.next()
     assert after is not None
     as_text(after.messages)
     parsed.reply.start(1, 7)

@@ -15,7 +15,7 @@ import pytest
 from handler.core.errors import ServingError
 from handler.core.values import Delta, Finish
 from handler.protocols.kernel.body import decode
-from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
+from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest, WithoutEngine
 from handler.protocols.triton.infer import HEADER, Infer
 from handler.protocols.triton.models import TEXT as TEXTS
 from handler.protocols.triton.models import TOKENS, TensorModel
@@ -78,6 +78,7 @@ def response(*inputs: Any, scripted: Any = None, **members: Any) -> tuple[dict[s
     call.reply.start(0, 3)
     data = b"".join(call.reply.feed(0, delta) for delta in scripted or deltas())
     assert call.reply.finished
+    assert call.headers is not None
     headers = dict(call.headers(None))
     assert (HEADER in headers) is (call.reply.content_type == "application/octet-stream")
     length = int(headers.get(HEADER, len(data)))
@@ -528,7 +529,7 @@ STOPPED = Delta(0, 0, (), Finish.STOP)
 @in_one_test("others", [[], [TEXT], of_model(TOKENS, **{**ASKED, "request_output_len": [0]})])
 def test_stop_names_other_requests_whatever_else_it_says(others: list[Any]) -> None:
     call = parsed(*others, STOP, id="9")
-    assert (call.stops, call.requests, call.streams) == ("9", (), False)
+    assert (call.course, call.requests, call.streams) == (WithoutEngine(stops="9"), (), False)
     document = json.loads(call.reply.feed(0, Delta(0, 0, ())))
     assert call.reply.finished
     assert document == {"id": "9", "model_name": "model", "model_version": "1", "outputs": []}
@@ -537,7 +538,7 @@ def test_stop_names_other_requests_whatever_else_it_says(others: list[Any]) -> N
 
 def test_stop_is_a_flag_or_words() -> None:
     call = parsed(TEXT, {**STOP, "data": [False]}, id="9")
-    assert (call.stops, call.requests[0].id, call.requests[0].sampling.stop) == ("", "9", ())
+    assert (call.course, call.requests[0].id, call.requests[0].sampling.stop) == (None, "9", ())
     assert parsed(TEXT, tensor("stop", "x", "y")).requests[0].sampling.stop == ("x", "y")
     assert "Expected [-1,1], got [1,2]" in refused(TEXT, {**STOP, "shape": [1, 2], "data": [True, True]})
     assert "data-type is 'INT32', but model 'model' expects 'BYTES'" in refused(TEXT, {**STOP, "datatype": "INT32"})

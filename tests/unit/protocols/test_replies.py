@@ -16,7 +16,7 @@ from handler.core.values import NO_TOKEN, Delta, Extras, Finish, Pooling, Reques
 from handler.protocols.kernel import errors
 from handler.protocols.kernel import reply as replies
 from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA
-from handler.protocols.kernel.dialect import prompt_request
+from handler.protocols.kernel.dialect import WithoutEngine, prompt_request
 from handler.protocols.kernel.errors import FRONT_END, SERVER, retry_headers
 from handler.protocols.kernel.parameters import PARAMETERS, parameter
 from handler.protocols.kernel.readers import json_schema, number, regex, show, tgi_grammar
@@ -179,8 +179,8 @@ def test_a_prepared_document_is_sent_at_once_or_when_its_prompt_is_known() -> No
     assert (reply.shows_logprobs, reply.takes_long(delta()), reply.token_encoder()) == (True, False, None)
     parsed = prompt_request(Request("a"), lambda prompt: [prompt.text.encode(), b"!"], FRONT_END, ["x"])
     assert (parsed.ignored, parsed.streams, parsed.requests) == (["x"], False, (Request("a"),))
-    assert parsed.take_prompt is not None
-    parsed.take_prompt(Prompt("text", [1], Vocabulary([b"a"])))
+    assert isinstance(parsed.course, WithoutEngine)
+    parsed.course.take(Prompt("text", [1], Vocabulary([b"a"])))
     assert parsed.reply.feed(0, delta()) == b"text!"
 
 

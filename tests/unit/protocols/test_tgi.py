@@ -331,6 +331,7 @@ def test_which_routes_stream() -> None:
 
 def test_headers() -> None:
     headers = ROOT.parse({"inputs": "aé"}, ABLE).headers
+    assert headers is not None
     assert headers(None) == [("x-compute-type", "able"), ("x-compute-characters", "2")]
     assert dict(headers(Timing(0.0105, 0.25, 1.5, 4, 3))) == {
         "x-compute-type": "able",

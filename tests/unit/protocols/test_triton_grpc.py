@@ -14,7 +14,7 @@ from tritonclient.grpc import InferResult, service_pb2
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.dialect import BinaryBody
+from handler.protocols.kernel.dialect import BinaryBody, WithoutEngine
 from handler.protocols.kernel.reply import Reply
 from handler.protocols.triton.grpc import FRAMES, PREFIX, InferMessages, body_of, check_fields, messages
 from tests.one_test import in_one_test
@@ -251,7 +251,7 @@ def test_a_request_that_stops_others_gets_an_empty_final_message() -> None:
     response = last.infer_response
     assert (response.id, response.model_name, response.model_version) == ("7", "model", "1")
     assert (list(response.outputs), response.parameters["triton_final_response"].bool_param) == ([], True)
-    assert (parsed.stops, parsed.reply.content_type) == ("7", FRAMES)
+    assert (parsed.course, parsed.reply.content_type) == (WithoutEngine(stops="7"), FRAMES)
     assert InferResult(response).as_numpy("output_ids") is None
 
 

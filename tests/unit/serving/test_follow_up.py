@@ -10,6 +10,7 @@ import pytest
 
 from handler.core.framing import dumps
 from handler.engines.base import EngineInfo
+from handler.protocols.assistant.summary import Summarizing
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.registry import ROUTES
 from handler.serving.request.task import RequestTask
@@ -97,13 +98,8 @@ def test_a_request_is_cancelled_in_each_pass_and_between_them(path: str, stream:
 
 @CASES
 def test_an_engine_that_dies_between_the_passes_ends_the_request(bench: Bench, path: str, stream: bool) -> None:
-    task = begin(bench, path, stream=stream)
-    assert task.parsed is not None
-
-    def fail() -> None:
-        raise RuntimeError("a bug")
-
-    task.parsed = task.parsed._replace(follow_up=fail)
+    with mock.patch.object(Summarizing, "follow_up", side_effect=RuntimeError("a bug")):
+        task = begin(bench, path, stream=stream)
     data = run(bench, task)
     assert b"internal error: RuntimeError" in data
     assert bench.batcher.idle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_server_with_a_stage_that_breaks_the_rule_does_not_start(monkeypatch: 
 PLAIN = ["target model", "session", "adapter", "encoding", "tensors", "content type"]
 
 
-def test_what_is_not_configured_has_no_stage() -> None:
+def test_what_is_not_configured_has_no_stage(tmp_path: Path) -> None:
     async def names(*options: str) -> list[str]:
         service = await load_echo(*options)
         service.close()
@@ -79,6 +80,10 @@ def test_what_is_not_configured_has_no_stage() -> None:
     assert asyncio.run(names()) == plain
     gated = asyncio.run(names("option.rolling_batch=disable"))
     assert gated == [*plain[:-2], "gate", *plain[-2:]]
+    captured = asyncio.run(names(f"option.capture_requests={tmp_path}"))
+    assert captured == [*plain[:9], "capture", *plain[9:]]
+    formatted = asyncio.run(names("option.enable_lora=true"))
+    assert formatted == [*plain[:10], "formatters", *plain[10:]]
 
 
 HOSTS = ("rolling", "dynamic", "async", "whole task", "http")

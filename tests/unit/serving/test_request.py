@@ -40,8 +40,9 @@ from handler.core.values import (
 )
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
+from handler.plugins.functions import Formatters, OutputFormatter, Style
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest
+from handler.protocols.kernel.dialect import Dialect, Formats, ParsedRequest
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
@@ -137,12 +138,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
 def test_the_adapter_of_a_header_is_the_answers_model(schema: str, body: dict[str, Any], model: dict[str, str]) -> None:
     """LMI puts it in the place of the body's `model`, whatever that says."""
     dialect = {**INVOCATIONS, **ROUTES}[schema]
-    made = Preprocessor(dialect, CONTEXT, Letters(BIG), lambda: EngineInfo("able", "1", "none", "none", 1000))
+    formatters = Formatters(output=OutputFormatter("f", bool, Style.OUTPUT))
+    info = EngineInfo("able", "1", "none", "none", 1000)
+    made = Preprocessor(dialect, CONTEXT, Letters(BIG), lambda: info, formatters)
     for headers in ({IDENTIFIER: "one"}, {"adapter": "one"}):
         parsed = parse(made, json.dumps({**body, **model}).encode(), headers)
         (request,) = parsed.requests
         assert request.adapter == ONE
-        reply = parsed.as_openai() if parsed.as_openai is not None else parsed.reply
+        reply = parsed.formats.as_openai() if parsed.formats.as_openai is not None else parsed.reply
         reply.start(0, 1)
         answer = reply.feed(0, Delta(0, 0, [Token(0, "a", -0.5, False)], Finish.LENGTH))
         assert json.loads(answer)["model"] == "one"
@@ -470,7 +473,7 @@ def test_a_response_that_a_thread_writes_is_not_stopped() -> None:
     written = parsed.reply.feed(0, ending)  # on the thread, which takes long
     request.task.stop()
     assert not request.task.finished
-    request.task._put(parsed.reply, written, ending)
+    request.task._put(written, ending)
     assert json.loads(request.task.take())["outputs"][0]["data"] == ["a b a"]
 
 
@@ -478,7 +481,7 @@ def test_a_response_that_user_code_formats_is_not_stopped() -> None:
     request = Begun(Bench(), {"id": "7", "inputs": TENSORS}, INFER)
     parsed = request.task.parsed
     assert parsed is not None
-    request.task.parsed = parsed._replace(formatter="output formatter")
+    request.task.parsed = parsed._replace(formats=Formats(title="output formatter"))
     request.task.stop()
     assert not request.task.finished
     assert json.loads(request.end())["outputs"][0]["data"] == ["a b" + " a b" * 4]
@@ -524,7 +527,7 @@ def test_the_dialects_bug_ends_one_request_alone(monkeypatch: pytest.MonkeyPatch
     bad, good = Begun(bench, ask("a b", 8)), Begun(bench, ask("a b", 4))
     assert bad.task.parsed is not None
     monkeypatch.setattr(bad.task.parsed.reply, "feed", lambda index, delta: 1 / 0)
-    bad.task._feed_and_flush(0, Delta(1, 0, (), Finish.LENGTH))
+    bad.task.feed_and_flush(0, Delta(1, 0, (), Finish.LENGTH))
     assert bad.task.finished
     assert bad.task.status == 500
     assert text_of(good.end()) == " a b" * 2

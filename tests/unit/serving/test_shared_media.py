@@ -43,7 +43,7 @@ def test_each_set_of_images_is_loaded_once() -> None:
         shared: SharedMedia = []
         held: list[Callable[[], object]] = []
         sets = [(image("a"),), (image("a"),), (image("a"), image("b")), (), (image("a"),)]
-        encodings = [Encoding(Request("", media=media), 0, "", held.append, None, shared) for media in sets]
+        encodings = [Encoding(Request("", media=media), 0, "", held.append, shared) for media in sets]
         for encoding in encodings:
             if (waiting := stage.encode(encoding)) is not None:
                 await waiting
