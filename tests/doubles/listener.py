@@ -27,6 +27,10 @@ def on_thread(
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        for listening in listener.sockets:
+            loop.remove_reader(listening.fileno())
+        for _ in range(3):  # connections that it has just accepted begin: nobody would close them before that
+            loop.run_until_complete(asyncio.sleep(0))
         listener.close()
         while tasks := asyncio.all_tasks(loop):
             for task in tasks:
