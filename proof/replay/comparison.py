@@ -214,7 +214,7 @@ _OF_PROBABILITY = 5e-5
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
 """Matches a comment in an event stream, and the empty line after it."""
-_DIGITS = re.compile(r"[0-9]+")
+_NUMBERED = re.compile(r"^((?:id|retry) ?:.*?)[0-9]+", re.MULTILINE)
 _USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
 _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
 _TOOLS = re.compile(r"\.(tool_calls|function|function_call)\b|\(.*function_call.*\)|tool_use")
@@ -413,9 +413,9 @@ def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> 
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
-    """Return the texts around documents without comments, which may be keep-alives, and with numbers replaced by 0."""
+    """Return the texts around documents with 0 for the numbers of events, and without comments, such as keep-alives."""
     texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
-    return [_DIGITS.sub("0", text) for text in texts]
+    return [_NUMBERED.sub(r"\g<1>0", text) for text in texts]
 
 
 def framing_text(text: str) -> str:
@@ -598,7 +598,8 @@ def _items(reference: _Documents, target: _Documents, lists: re.Pattern[str] = _
 def _unsampled(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
     """Compare values that do not depend on the generated text, such as the prompt tokens."""
     for path, *values in _in_both(reference.places, target.places):
-        distinct = [list(dict.fromkeys(side)) for side in values] if _UNSAMPLED.search(path) else [[], []]
+        is_fixed = _UNSAMPLED.search(without_indexes(path))
+        distinct = [list(dict.fromkeys(side)) for side in values] if is_fixed else [[], []]
         if distinct[0] != distinct[1]:
             yield _value_finding(path, name_of(path), distinct[0], distinct[1], near)
 
@@ -693,7 +694,7 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
         return _are_near_decisions(where, reference, target, near)
     name = name_of(where)
     relative, absolute = _RELATIVE, _OF_SCORE
-    if name in LOGPROBS or name == "<name>":  # of tokens
+    if name in LOGPROBS:
         relative, absolute = RELATIVE_LOGPROB, near
     elif where.endswith("[]"):
         absolute = _OF_EMBEDDING * max(map(abs, numbers))

@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -145,6 +146,7 @@ def scalars_by_path(documents: Sequence[Any], *, by_index: bool) -> dict[str, li
 
     Args:
         by_index: whether to identify items by their own `index`, because a stream may send them in any order.
+            Otherwise, the lists and objects in a list are identified by their positions, and empty ones are scalars.
     """
     scalars: dict[str, list[Any]] = {}
     for document in documents:
@@ -189,16 +191,25 @@ def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) 
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
         parts = [(f"{path}.{public_name(name)}", _alternatives_of(name, part)) for name, part in value.items()]
+        if not all(map(_NAME.fullmatch, value)):
+            parts = [*_by_name(value, path)]
     else:
-        item = f"{path}[]"
-        parts = [(_item(part, path) if by_index and isinstance(part, dict) else item, part) for part in value]
+        parts = [(_item(part, position, path, by_index), part) for position, part in enumerate(value)]
     for where, part in parts:
-        if isinstance(part, (dict, list)):
+        if not isinstance(part, (dict, list)):
+            scalars.setdefault(where, []).append(part)
+        elif part or by_index:
             _walk(part, where, scalars, by_index)
-        elif where in scalars:
-            scalars[where].append(part)
         else:
-            scalars[where] = [part]
+            scalars.setdefault(where, []).append(str(part))
+
+
+def _by_name(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the members of an object whose names may be content. Such names have one path, and are values too."""
+    for name, part in sorted(value.items(), key=itemgetter(0)):
+        if (public := public_name(name)) != name:
+            yield f"{path}.<names>", name
+        yield f"{path}.{public}", _alternatives_of(name, part)
 
 
 def _alternatives_of(name: str, value: Any) -> Any:
@@ -221,9 +232,11 @@ def _alternatives_at(part: Any) -> Any:
     return part
 
 
-def _item(part: dict[str, Any], of: str) -> str:
-    index = part.get("index")
-    return f"{of}[{index}]" if isinstance(index, int) else f"{of}[]"
+def _item(part: Any, position: int, of: str, by_index: bool) -> str:
+    index: Any = position
+    if by_index:
+        index = part.get("index") if isinstance(part, dict) else None
+    return f"{of}[{index}]" if isinstance(part, (dict, list)) and isinstance(index, int) else f"{of}[]"
 
 
 @functools.lru_cache(maxsize=1024)

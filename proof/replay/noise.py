@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from proof.replay.comparison import Class, Finding, Seen, Traits, changing_ids, echoed_ids, findings, is_compared
 from proof.replay.exchange import Request, Response
-from proof.replay.structure import Fresh
+from proof.replay.structure import Fresh, is_at_top
 from proof.routes import Source, source_of
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
@@ -149,12 +149,14 @@ class Noise:
         """Return the differences that count when the request cannot be sent again to find out what is volatile.
 
         Times are then volatile, and so are ids that differ between successive responses of the reference. For the
-        first request of a kind, every id is volatile, except an id that the request sent. Other values are compared.
+        first request of a kind, every id is volatile, except an id that the request sent. If a response is a function
+        of its request, only its own id is. Other values are compared.
         """
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.fresh is Fresh.ID}
-        if source_of(request.method, request.route) is Source.REQUEST and request.method == "GET":
-            suspects = set()  # the id of a model is its name
+        if source_of(request.method, request.route) is Source.REQUEST:
+            is_described = request.method == "GET"  # the id of a model is its name
+            suspects = {key for key in suspects if is_at_top(key[2]) and not is_described}
         if suspects and last is not None:
             suspects &= changing_ids(last, reference, self._near)
         sent = echoed_ids(request, reference) if suspects else set()

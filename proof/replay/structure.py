@@ -126,7 +126,12 @@ def kind_of_fresh(path: str, values: Sequence[Any]) -> Fresh | None:
         return None
     if _NEW_TIME.fullmatch(name) or (set(map(type, present)) == {int} and _are_together(present)):
         return Fresh.TIME
-    return Fresh.ID if name == "seed" or (name == "id" and _AT_TOP.fullmatch(path)) else None
+    return Fresh.ID if name == "seed" or (name == "id" and is_at_top(path)) else None
+
+
+def is_at_top(path: str) -> bool:
+    """Return whether a value is a field of the response itself."""
+    return _AT_TOP.fullmatch(path) is not None
 
 
 def _are_together(numbers: Sequence[int]) -> bool:
