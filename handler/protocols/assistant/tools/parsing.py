@@ -261,7 +261,7 @@ class CallParser(CallOutput):
         if self._unsent and not is_whole:  # all of it is text
             text, self._beside, is_open = self.taken + self.held, [], False
         self.end_call(Ending.OPEN if is_open else Ending.BROKEN)
-        if not (self.after_call and self._is_markup(text)):
+        if not (is_open or (self.after_call and self._is_markup(text))):
             self.show(text)
 
     def calls(self, begin: str) -> Steps[None]:
@@ -292,8 +292,9 @@ class CallParser(CallOutput):
         self.accept()
 
     def accept(self) -> None:
-        """Treat all of the consumed text as part of the arguments."""
-        self._num_written = len(self._taken)
+        """Treat all of the consumed text as part of the arguments, unless they are captured."""
+        if not self._captures:
+            self._num_written = len(self._taken)
 
     def write(self, text: str) -> None:
         """Append text to the JSON of the arguments, in which everything consumed so far is written."""
@@ -314,7 +315,12 @@ class CallParser(CallOutput):
     def captured(self, steps: Steps[None]) -> Steps[str]:
         """Run steps, and return the JSON that they write, which is not appended to the arguments."""
         self._captures.append([])
-        yield from steps
+        others = [*self._beside]
+        try:
+            yield from steps
+        except GeneratorExit:  # the response ends here, and all that was captured is text
+            self._beside = others
+            raise
         return "".join(self._captures.pop())
 
     def write_key(self, key: str) -> None:

@@ -44,6 +44,7 @@ CALLS: Sequence[Sequence[Call]] = [
     [("erase", {"pattern": "melon", "depth": 5281}), ("clock", {})],
     [("fetch", {"city": "a } ] ) < plum"}), ("erase", {"flags": ["fig"], "pattern": "nut"})],
 ]
+_DSML = "<｜DSML｜ "
 OTHER_KEYS = ("args", "params", "input", "payload")
 NOTATIONS = [(name, notation) for name, format in FORMATS.items() for notation in format.notations.values()]
 FORMATS_WRITTEN = sorted({name for name, _ in NOTATIONS})
@@ -204,6 +205,55 @@ def test_every_format_is_drawn() -> None:
 @pytest.mark.parametrize("format", FORMATS_WRITTEN)
 def test_nothing_of_a_spoilt_answer_vanishes(format: str) -> None:
     assert faults(format, range(3)) == []
+
+
+NESTED: Call = (
+    "fetch",
+    {"city": "guava", "place": {"street": "papaya", "doors": ["lemon", {"key": "olive"}], "x": "fig"}},
+)
+
+
+@pytest.mark.parametrize("format", FORMATS_WRITTEN)
+def test_nothing_of_a_nested_value_vanishes_with_other_text_before_its_cut(format: str) -> None:
+    draw = random.Random(format)
+    wrong = []
+    for notation in [notation for name, notation in NOTATIONS if name == format]:
+        parts = _PART.findall(write_calls(notation, [NESTED]))
+        for end in range(1, len(parts), 2):
+            at = draw.randrange(end)
+            text = "".join([*parts[:at], draw.choice(["zork", " zork ", "'", '"zork"']), *parts[at:end]])
+            finish = draw.choice((Finish.EOS, Finish.LENGTH))
+            drawn = Drawn(format, notation, [NESTED], text, finish, draw.randrange(len(text)), meant=False)
+            wrong += [f"{text!r}: {told}"] if (told := fault(drawn)) else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("pythonic", "[erase(pattern={'lemon': 1, 'olive'"),
+        ("lfm2", "<|tool_call_start|>[erase(pattern='a', flags=['fig', {'olive'"),
+        ("llama4_pythonic", "<|python_start|>[erase(pattern={'lemon'kiwi: 'olive'})]<|python_end|>"),
+        (
+            "deepseek_v41",
+            f'{_DSML}invoke name="clock">{_DSML}parameter name="arguments" string="false">{{"lemon": "olive"}}',
+        ),
+        ("qwen3_coder", "<tool_call><function=erase>lemon\n<parameter=pattern>olive\n"),
+    ],
+)
+def test_nothing_of_a_value_that_is_cut_vanishes(format: str, text: str) -> None:
+    for finish in (Finish.EOS, Finish.LENGTH):
+        whole = read(format, [text], finish)
+        shown = f"{whole.text} {whole.calls}"
+        assert [word for word in ("lemon", "kiwi", "olive", "fig") if text.count(word) != shown.count(word)] == []
+        assert read(format, text, finish) == whole
+
+
+def test_a_name_before_a_broken_call_of_inkling_is_no_part_of_the_next() -> None:
+    call = '<|content_invoke_tool_json|>{"name": "clock", "args": {}}<|end_message|>'
+    broken = 'lemon<|content_invoke_tool_json|>{"name": 1}'
+    answer = read("inkling", [f"{broken}<|end_message|><|message_model|>{call}"])
+    assert answer == Answer(broken, [("clock", "{}", True)])
 
 
 @pytest.mark.parametrize("format", FORMATS_WRITTEN)

@@ -512,6 +512,7 @@ class Inkling(JsonCalls):
     head = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"args"\s*:\s*(?=\{)')
 
     def calls(self, begin: str) -> Steps[None]:
+        self._before = ""
         if begin == _MESSAGE:
             self.drop()
         if begin in ("", _MESSAGE):

@@ -122,7 +122,11 @@ class MinimaxM3(SectionedCalls):
                 return
             if kind == "<" and types != {"string"}:
                 listed = "array" in types or ("object" not in types and (yield from self._begins_item()))
-                yield from self._members(name, schemas, schema, listed=listed, depth=depth + 1)
+                members = self._members(name, schemas, schema, listed=listed, depth=depth + 1)
+                if listed:
+                    yield from members
+                else:
+                    self.write((yield from self.captured(members)))
                 return
         value.feed("".join(space))
         yield from self._text_value(value)

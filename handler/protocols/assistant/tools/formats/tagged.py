@@ -181,12 +181,14 @@ class DeepSeekV32(TaggedCalls):
         super().__init__(tools)
         self._wrapper: tuple[ToolSchema, str] | None = None  # the call's only parameter so far, if it may be a wrapper
         self._wrapped: list[str] = []  # the text of the arguments while there may be a wrapper
+        self._num_wrapped = 0  # the pieces of the consumed text whose meaning is in it
 
     def write(self, text: str) -> None:
         if self._wrapper is None:
             super().write(text)
         else:
             self._wrapped.append(text)
+            self._num_wrapped = len(self._taken)
 
     def wrap(self, schema: ToolSchema, key: str) -> None:
         self._write_wrapped()
@@ -205,8 +207,10 @@ class DeepSeekV32(TaggedCalls):
         super().end_call(ending)
 
     def _end_response(self) -> None:
-        self._closable = self._closable and self._wrapper is None  # closing brackets would not unwrap the arguments
-        self._write_wrapped()
+        if self._wrapper is not None:
+            self._closable = False  # closing brackets would not unwrap the arguments
+            self._write_wrapped()
+            self._num_written = self._num_wrapped
         super()._end_response()
 
     def _write_wrapped(self) -> None:
