@@ -140,7 +140,6 @@ class RealtimeConversation:
         except ServingError:
             self.remove(begun)
             raise
-        self._memory[item.id].close()
         self.items[item.id], self._memory[item.id] = item, memory
 
     def remove(self, item: ConversationItem) -> None:

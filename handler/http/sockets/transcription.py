@@ -232,7 +232,7 @@ class _Transcript(EventSender):
         self._fail(event)
 
     def _fail(self, event: Mapping[str, Any]) -> None:
-        error = event.get("error", {})
+        error = {"type": "server_error", "message": event.get("message"), **event.get("error", {})}
         fields = {name: error.get(name) for name in ("type", "code", "message")}
         self._send("conversation.item.input_audio_transcription.failed", **self._item, error=fields)
 
