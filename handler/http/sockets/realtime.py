@@ -27,7 +27,7 @@ from handler.http.sockets.conversation import (
     read_item,
     readable,
 )
-from handler.http.sockets.session import SocketSession
+from handler.http.sockets.session import MessageReader, SocketSession
 from handler.http.sockets.settings import REQUEST_SETTINGS, EventError, object_in, read_settings
 from handler.http.sockets.transcription import (
     AudioBuffer,
@@ -54,8 +54,8 @@ def _is_flat(event: Mapping[str, Any]) -> bool:
     return event.get("type") == "input_audio_buffer.commit" and "final" in event
 
 
-class RealtimeReader:
-    """Reads the events of realtime sessions (see `MessageReader`).
+class RealtimeReader(MessageReader):
+    """Reads the events of realtime sessions.
 
     Args:
         query: query string, in which clients may choose the model, and the kind of session by `intent`.
@@ -119,6 +119,11 @@ class RealtimeReader:
     async def _encoded(self, size: int, kind: str, /, **fields: Any) -> bytes:
         """Return an event of about `size` bytes as JSON. A large one is encoded in turns: a few bytes ask for it."""
         return await self._session.call(size, functools.partial(dumps_decoded, self._event(kind, **fields)))
+
+    async def _show(self, item: ConversationItem, kind: str, **fields: Any) -> None:
+        """Send an event with an item."""
+        event = await self._encoded(item.size, f"conversation.item.{kind}", **fields, item=raw(item.event))
+        self._session.socket.send_text(event)
 
     def _fail(self, error: ServingError, id: object = None) -> None:
         """Send an error.
@@ -195,9 +200,8 @@ class RealtimeReader:
 
     async def _add(self, item: ConversationItem, previous: object = None) -> None:
         before = self._conversation.add(item, previous)
-        for kind in ("conversation.item.added", "conversation.item.done"):
-            event = await self._encoded(item.size, kind, previous_item_id=before, item=raw(item.event))
-            self._session.socket.send_text(event)
+        for kind in ("added", "done"):
+            await self._show(item, kind, previous_item_id=before)
 
     async def _delete_item(self, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
@@ -205,9 +209,7 @@ class RealtimeReader:
         self._send("conversation.item.deleted", item_id=item.id)
 
     async def _retrieve_item(self, event: Mapping[str, Any], size: int) -> None:
-        item = self._conversation.get(event.get("item_id"))
-        retrieved = await self._encoded(item.size, "conversation.item.retrieved", item=raw(item.event))
-        self._session.socket.send_text(retrieved)
+        await self._show(self._conversation.get(event.get("item_id")), "retrieved")
 
     async def _refuse_truncation(self, event: Mapping[str, Any], size: int) -> None:
         message = "conversation.item.truncate cuts audio output, which is not supported"

@@ -13,7 +13,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps, loads
 from handler.core.values import new_secret
 from handler.http.sockets.exchange import EventSender
-from handler.http.sockets.session import SocketSession
+from handler.http.sockets.session import MessageReader, SocketSession
 from handler.http.sockets.settings import EventError
 from handler.http.sockets.turn import Send
 from handler.protocols.kernel.context import NO_REQUEST
@@ -240,17 +240,14 @@ class _Transcript(EventSender):
 # -- vLLM's protocol ---------------------------------------------------------------------------------------------------
 
 
-class FlatTranscription:
-    """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
+class FlatTranscription(MessageReader):
+    """Reads the events of vLLM's clients, whose audio has 16,000 samples per second."""
 
     def __init__(self, session: SocketSession) -> None:
         self._session = session
         self._transcription = Transcriber(rate=16000)
         self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
-
-    def begin(self) -> None:
-        """Do nothing, because the session has begun."""
 
     async def read(self, message: bytes) -> None:
         try:
