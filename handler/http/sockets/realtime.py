@@ -117,7 +117,10 @@ class RealtimeReader(MessageReader):
         return {"type": kind, "event_id": f"event_{next(self._num_events)}", **fields}
 
     async def _encoded(self, size: int, kind: str, /, **fields: Any) -> bytes:
-        """Return an event of about `size` bytes as JSON. A large one is encoded in turns: a few bytes ask for it."""
+        """Return an event of about `size` bytes as JSON.
+
+        A large one is encoded in turns, because a few bytes of the client may request it.
+        """
         return await self._session.call(size, functools.partial(dumps_decoded, self._event(kind, **fields)))
 
     async def _show(self, item: ConversationItem, kind: str, **fields: Any) -> None:
@@ -168,18 +171,16 @@ class RealtimeReader(MessageReader):
     def _transcribe(self, new: Mapping[str, Any]) -> Transcriber:
         """Return the new settings of a transcription session."""
         if self._conversation.items and self._transcription is None:
-            raise EventError(
-                "session.type: cannot change, because the session has a conversation", "invalid_value", "session.type"
-            )
+            at = "session.type"
+            raise EventError(f"{at}: cannot change, because the session has a conversation", "invalid_value", at)
         earlier = self._transcription or Transcriber()
         check_model(self._session, new.get("model"), "session.model")
         settings = audio_settings(new, earlier)
         check_model(self._session, settings.fields.get("model"), "session.audio.input.transcription.model")
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
-            raise EventError(
-                f"{at}: the buffer contains audio in another format; commit or clear it first", "invalid_value", at
-            )
+            message = f"{at}: the buffer contains audio in another format; commit or clear it first"
+            raise EventError(message, "invalid_value", at)
         return settings
 
     async def _add_item(self, event: Mapping[str, Any], size: int) -> None:
@@ -221,7 +222,8 @@ class RealtimeReader(MessageReader):
         fields = object_in(event, "response") if event.get("response") is not None else {}
         target = fields.get("conversation", "auto")
         if target not in ("auto", "none"):
-            raise EventError("response.conversation: must be auto or none", "invalid_value", "response.conversation")
+            at = "response.conversation"
+            raise EventError(f"{at}: must be auto or none", "invalid_value", at)
         joins = target == "auto"
         if joins and self._active is not None:
             code = "conversation_already_has_active_response"
@@ -241,7 +243,8 @@ class RealtimeReader(MessageReader):
         size = sum(len(item.input) for item in items)
         limit = self._session.model.config.max_request_size
         if size > limit:
-            raise EventError(f"the items have {size} bytes in total; at most {limit} are allowed", "input_too_long")
+            message = f"the items have {size} bytes in total; at most {limit} are allowed"
+            raise EventError(message, "input_too_long")
         settings = {**self._settings, **read_settings(fields, "response.")}
         metadata = None if fields.get("metadata") is None else decoded_as_json(fields["metadata"])
         turn = functools.partial(TextTurn, self._session.socket, self._send, settings, metadata)

@@ -31,7 +31,10 @@ log = logging.getLogger("handler.websocket")
 
 
 class MessageReader(Protocol):
-    """Interprets the messages of a WebSocket. By default, the client speaks first, and a close frame says the end."""
+    """Interprets the messages of a WebSocket.
+
+    By default, the client sends the first message, and at the maximum lifetime it gets only the close frame.
+    """
 
     def begin(self) -> None:
         """Send the server's messages before the first message of the client."""

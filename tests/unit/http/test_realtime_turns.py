@@ -1,4 +1,4 @@
-"""The ends of a realtime response: at any point, for any reason, what has begun ends, and what was read is kept."""
+"""The ends of a realtime response: whenever and why it ends, what has begun ends, and what was read is kept."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def check(events: Sequence[Any], conversation: str | None) -> Any:
     assert (first["type"], last["type"]) == ("response.created", "response.done")
     assert first["response"]["id"] == last["response"]["id"]
     assert last["response"]["conversation_id"] == conversation
-    assert (last["response"]["status_details"] or {}).get("reason") in (None, "client_cancelled", "max_output_tokens")
+    details = last["response"]["status_details"] or {}
+    assert details.get("reason") in (None, "client_cancelled", "max_output_tokens")
     shown, whole, part = "", None, None
     item: Any = None
     done: list[Any] = []
@@ -213,8 +214,9 @@ async def converse(events: Sequence[bytes], end: End, *, joins: bool) -> None:
     await session.read("response.create")
     await session.run()
     read = [item for item in response["output"] if item["type"] == "message" or item["status"] == "completed"]
-    prompt = ["Hello.", *[item["id"] for item in read if joins], *(["Stop."] if end is cancelled_after_more else [])]
-    assert [item["id"] for item in session.bodies[-1]["input"]] == prompt
+    more = ["Stop."] if end is cancelled_after_more else []
+    prompt = [item["id"] for item in session.bodies[-1]["input"]]
+    assert prompt == ["Hello.", *[item["id"] for item in read if joins], *more]
     texts = [text_of(item) for item in session.bodies[-1]["input"] if item["id"] in [one["id"] for one in read]]
     assert texts == [text_of(item) for item in read if joins]
 
@@ -300,11 +302,13 @@ def test_a_call_that_was_cut_is_in_a_prompt_with_its_output_only() -> None:
         await session.run()
         (call,) = session.sent[-1]["response"]["output"]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain."}
-        for item, kinds in ((said("So?"), ["message", "message"]), (output, ["message", "function_call", "message"])):
+        kinds = ["message", "message"]
+        for item in (said("So?"), output):
             await session.read("conversation.item.create", item=item)
             await session.read("response.create", response={"conversation": "none"})
             await session.run()
-            assert [one["type"] for one in session.bodies[-1]["input"]][: len(kinds)] == kinds
+            assert [one["type"] for one in session.bodies[-1]["input"]] == kinds
+            kinds = ["message", "function_call", "message", "function_call_output"]
 
     asyncio.run(run())
 
