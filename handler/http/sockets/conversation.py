@@ -27,8 +27,8 @@ class ConversationItem(NamedTuple):
         input: the item in the input of a request for /v1/responses, as JSON.
         call: id of the call that the item is, or "".
         output_of: id of the call whose output the item is, or "".
-        is_cut: whether the item has not been generated completely, and has nothing to read for the model. It is in a
-            prompt only with its output.
+        is_cut: whether the item is in progress, or a call that was not completed. A prompt has such an item only with
+            its output.
     """
 
     id: str
@@ -140,7 +140,6 @@ class RealtimeConversation:
         except ServingError:
             self.remove(begun)
             raise
-        self._memory[item.id].close()
         self.items[item.id], self._memory[item.id] = item, memory
 
     def remove(self, item: ConversationItem) -> None:

@@ -10,7 +10,7 @@ from handler.http.sockets.exchange import UnchangedEventSender
 from handler.http.sockets.lanes import lane_name
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import ReaderFactory, SocketSession
+from handler.http.sockets.session import MessageReader, ReaderFactory, SocketSession
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
 """Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
@@ -21,7 +21,7 @@ _LANE = b'"stream_id"'
 _REALTIME = ("session.", "conversation.", "input_audio_buffer.")
 
 
-class RouteReader:
+class RouteReader(MessageReader):
     """Reads messages that are bodies of requests for one route. A message may name its lane.
 
     Args:
@@ -31,9 +31,6 @@ class RouteReader:
     def __init__(self, session: SocketSession, path: str) -> None:
         self._session = session
         self._path = path
-
-    def begin(self) -> None:
-        """Do nothing, because the client speaks first."""
 
     async def read(self, message: bytes) -> None:
         name, body = "", message
@@ -45,11 +42,8 @@ class RouteReader:
         output = UnchangedEventSender(self._session.socket, name)
         self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
 
-    def expire(self) -> None:
-        """Do nothing, because the close frame says why the connection is closed."""
 
-
-class FirstReader:
+class FirstReader(MessageReader):
     """Reads the first message of SageMaker's WebSocket, which determines the reader of all messages.
 
     Args:
@@ -60,9 +54,6 @@ class FirstReader:
         self._session = session
         self._query = query
 
-    def begin(self) -> None:
-        """Do nothing, because the client speaks first."""
-
     async def read(self, message: bytes) -> None:
         kind = None
         if b'"type"' in message:
@@ -71,9 +62,6 @@ class FirstReader:
         self._session.reader = reader
         reader.begin()
         await reader.read(message)
-
-    def expire(self) -> None:
-        """Do nothing, because the client has not sent anything."""
 
 
 def _reader_of(kind: object, query: Mapping[str, str]) -> ReaderFactory:

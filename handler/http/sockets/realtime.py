@@ -27,7 +27,7 @@ from handler.http.sockets.conversation import (
     read_item,
     readable,
 )
-from handler.http.sockets.session import SocketSession
+from handler.http.sockets.session import MessageReader, SocketSession
 from handler.http.sockets.settings import REQUEST_SETTINGS, EventError, object_in, read_settings
 from handler.http.sockets.transcription import (
     AudioBuffer,
@@ -54,8 +54,8 @@ def _is_flat(event: Mapping[str, Any]) -> bool:
     return event.get("type") == "input_audio_buffer.commit" and "final" in event
 
 
-class RealtimeReader:
-    """Reads the events of realtime sessions (see `MessageReader`).
+class RealtimeReader(MessageReader):
+    """Reads the events of realtime sessions.
 
     Args:
         query: query string, in which clients may choose the model, and the kind of session by `intent`.
@@ -117,8 +117,16 @@ class RealtimeReader:
         return {"type": kind, "event_id": f"event_{next(self._num_events)}", **fields}
 
     async def _encoded(self, size: int, kind: str, /, **fields: Any) -> bytes:
-        """Return an event of about `size` bytes as JSON. A large one is encoded in turns: a few bytes ask for it."""
+        """Return an event of about `size` bytes as JSON.
+
+        A large one is encoded in turns, because a few bytes of the client may request it.
+        """
         return await self._session.call(size, functools.partial(dumps_decoded, self._event(kind, **fields)))
+
+    async def _show(self, item: ConversationItem, kind: str, **fields: Any) -> None:
+        """Send an event with an item."""
+        event = await self._encoded(item.size, f"conversation.item.{kind}", **fields, item=raw(item.event))
+        self._session.socket.send_text(event)
 
     def _fail(self, error: ServingError, id: object = None) -> None:
         """Send an error.
@@ -163,18 +171,16 @@ class RealtimeReader:
     def _transcribe(self, new: Mapping[str, Any]) -> Transcriber:
         """Return the new settings of a transcription session."""
         if self._conversation.items and self._transcription is None:
-            raise EventError(
-                "session.type: cannot change, because the session has a conversation", "invalid_value", "session.type"
-            )
+            at = "session.type"
+            raise EventError(f"{at}: cannot change, because the session has a conversation", "invalid_value", at)
         earlier = self._transcription or Transcriber()
         check_model(self._session, new.get("model"), "session.model")
         settings = audio_settings(new, earlier)
         check_model(self._session, settings.fields.get("model"), "session.audio.input.transcription.model")
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
-            raise EventError(
-                f"{at}: the buffer contains audio in another format; commit or clear it first", "invalid_value", at
-            )
+            message = f"{at}: the buffer contains audio in another format; commit or clear it first"
+            raise EventError(message, "invalid_value", at)
         return settings
 
     async def _add_item(self, event: Mapping[str, Any], size: int) -> None:
@@ -195,9 +201,8 @@ class RealtimeReader:
 
     async def _add(self, item: ConversationItem, previous: object = None) -> None:
         before = self._conversation.add(item, previous)
-        for kind in ("conversation.item.added", "conversation.item.done"):
-            event = await self._encoded(item.size, kind, previous_item_id=before, item=raw(item.event))
-            self._session.socket.send_text(event)
+        for kind in ("added", "done"):
+            await self._show(item, kind, previous_item_id=before)
 
     async def _delete_item(self, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
@@ -205,9 +210,7 @@ class RealtimeReader:
         self._send("conversation.item.deleted", item_id=item.id)
 
     async def _retrieve_item(self, event: Mapping[str, Any], size: int) -> None:
-        item = self._conversation.get(event.get("item_id"))
-        retrieved = await self._encoded(item.size, "conversation.item.retrieved", item=raw(item.event))
-        self._session.socket.send_text(retrieved)
+        await self._show(self._conversation.get(event.get("item_id")), "retrieved")
 
     async def _refuse_truncation(self, event: Mapping[str, Any], size: int) -> None:
         message = "conversation.item.truncate cuts audio output, which is not supported"
@@ -219,7 +222,8 @@ class RealtimeReader:
         fields = object_in(event, "response") if event.get("response") is not None else {}
         target = fields.get("conversation", "auto")
         if target not in ("auto", "none"):
-            raise EventError("response.conversation: must be auto or none", "invalid_value", "response.conversation")
+            at = "response.conversation"
+            raise EventError(f"{at}: must be auto or none", "invalid_value", at)
         joins = target == "auto"
         if joins and self._active is not None:
             code = "conversation_already_has_active_response"
@@ -239,7 +243,8 @@ class RealtimeReader:
         size = sum(len(item.input) for item in items)
         limit = self._session.model.config.max_request_size
         if size > limit:
-            raise EventError(f"the items have {size} bytes in total; at most {limit} are allowed", "input_too_long")
+            message = f"the items have {size} bytes in total; at most {limit} are allowed"
+            raise EventError(message, "input_too_long")
         settings = {**self._settings, **read_settings(fields, "response.")}
         metadata = None if fields.get("metadata") is None else decoded_as_json(fields["metadata"])
         turn = functools.partial(TextTurn, self._session.socket, self._send, settings, metadata)

@@ -16,7 +16,7 @@ from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import EventSender, PlainEventSender, refusal_event
 from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
-from handler.http.sockets.session import SocketSession
+from handler.http.sockets.session import MessageReader, SocketSession
 from handler.protocols.kernel.readers import INT32, show
 from handler.serving.quota import Share
 
@@ -41,15 +41,12 @@ class NewestResponse(NamedTuple):
     memory: Share
 
 
-class ResponsesReader:
+class ResponsesReader(MessageReader):
     """Reads OpenAI's events. `response.create` creates a response in a lane."""
 
     def __init__(self, session: SocketSession) -> None:
         self._session = session
         self._newest: dict[str, NewestResponse] = {}  # by the name of the lane, the least recently written first
-
-    def begin(self) -> None:
-        """Do nothing, because the client speaks first."""
 
     async def read(self, message: bytes) -> None:
         event = await self._session.decode(message)

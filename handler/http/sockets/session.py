@@ -31,10 +31,14 @@ log = logging.getLogger("handler.websocket")
 
 
 class MessageReader(Protocol):
-    """Interprets the messages of a WebSocket."""
+    """Interprets the messages of a WebSocket.
+
+    By default, the client sends the first message, and at the maximum lifetime it gets only the close frame.
+    """
 
     def begin(self) -> None:
         """Send the server's messages before the first message of the client."""
+        return
 
     async def read(self, message: bytes) -> None:
         """Read a message, and start the requested work.
@@ -45,6 +49,7 @@ class MessageReader(Protocol):
 
     def expire(self) -> None:
         """Tell the client that the connection has reached its maximum lifetime."""
+        return
 
 
 ReaderFactory = Callable[["SocketSession"], MessageReader]

@@ -13,7 +13,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps, loads
 from handler.core.values import new_secret
 from handler.http.sockets.exchange import EventSender
-from handler.http.sockets.session import SocketSession
+from handler.http.sockets.session import MessageReader, SocketSession
 from handler.http.sockets.settings import EventError
 from handler.http.sockets.turn import Send
 from handler.protocols.kernel.context import NO_REQUEST
@@ -232,7 +232,7 @@ class _Transcript(EventSender):
         self._fail(event)
 
     def _fail(self, event: Mapping[str, Any]) -> None:
-        error = event.get("error", {})
+        error = {"type": "server_error", "message": event.get("message"), **event.get("error", {})}
         fields = {name: error.get(name) for name in ("type", "code", "message")}
         self._send("conversation.item.input_audio_transcription.failed", **self._item, error=fields)
 
@@ -240,17 +240,14 @@ class _Transcript(EventSender):
 # -- vLLM's protocol ---------------------------------------------------------------------------------------------------
 
 
-class FlatTranscription:
-    """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
+class FlatTranscription(MessageReader):
+    """Reads the events of vLLM's clients, whose audio has 16,000 samples per second."""
 
     def __init__(self, session: SocketSession) -> None:
         self._session = session
         self._transcription = Transcriber(rate=16000)
         self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
-
-    def begin(self) -> None:
-        """Do nothing, because the session has begun."""
 
     async def read(self, message: bytes) -> None:
         try:

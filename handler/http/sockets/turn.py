@@ -41,15 +41,16 @@ class _OpenItem(NamedTuple):
 class TextTurn(EventSender):
     """Sends a response of /v1/responses in realtime events.
 
-    However the response ends, its events begin with `response.created`, and what has begun ends before `response.done`.
+    The events of every response begin with `response.created`. However it ends, what has begun ends before
+    `response.done`.
 
     Args:
         send: sends an event.
         settings: settings of the session, with those of the response.
         metadata: metadata of the response, as JSON.
         conversation_id: id of the conversation that the items are added to, or None.
-        put: adds an item to the conversation when it begins, and replaces it when it ends. A client may send the output
-            of a call before the end of the response. Returns whether the conversation has the item.
+        put: adds an item to the conversation when it begins, and replaces it when it ends. Returns whether the
+            conversation has the item. A client may send the output of a call before the end of the response.
 
     Attributes:
         id: id of the response.
@@ -121,7 +122,7 @@ class TextTurn(EventSender):
             self._send(event["type"], **self._open.common, delta=event["delta"])
 
     def _begin_item(self, item: dict[str, Any]) -> None:
-        """Send the events that begin an item, unless it is one that realtime clients do not know, such as reasoning."""
+        """Send the events that begin an item, unless realtime clients do not know its type, such as reasoning."""
         if item["type"] not in _TEXTS:
             return
         common = {"response_id": self.id, "item_id": item["id"], "output_index": len(self._items)}

@@ -1,4 +1,4 @@
-"""The ends of a realtime response: at any point, for any reason, what has begun ends, and what was read is kept."""
+"""The ends of a realtime response: whenever and why it ends, what has begun ends, and what was read is kept."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from handler.core.errors import Overloaded
 from handler.core.values import Delta, Finish
+from handler.http.sockets.conversation import ConversationItem, RealtimeConversation
 from handler.http.sockets.exchange import EventSender, events_in
 from handler.http.sockets.realtime import RealtimeReader
+from handler.http.sockets.requests import JSON
+from handler.http.sockets.transcription import Transcriber
 from handler.serving.quota import Quota, Share
 from tests.unit.protocols.answers import CAPABLE, answer, failing, saying, with_options
 
@@ -53,7 +57,7 @@ class Session:
         self.owner = ""
         self.socket = self
         self._quota = Quota(1 << 20, 0, 1 << 20, "too much")
-        self._events = events
+        self.events = events
         self.end = end
         self._work: list[Callable[[], Awaitable[None]]] = []
         self.sent: list[Any] = []
@@ -79,9 +83,9 @@ class Session:
     def start(self, lane: str, size: int, do: Callable[[], Awaitable[None]]) -> None:
         self._work.append(do)
 
-    async def respond(self, path: str, body: bytes, output: EventSender) -> None:
-        self.bodies.append(json.loads(body))
-        for event in self._events:
+    async def respond(self, path: str, body: bytes, output: EventSender, content_type: str = JSON) -> None:
+        self.bodies.append(json.loads(body) if content_type == JSON else body)
+        for event in self.events:
             output.events([event])
         await self.end(self, output)
 
@@ -99,7 +103,9 @@ class Session:
 
 
 async def cancelled(session: Session, output: EventSender) -> None:
+    """Events that are already on their way come after the end."""
     await session.read("response.cancel", response_id=session.response["id"])
+    output.events(session.events)
 
 
 async def cancelled_after_more(session: Session, output: EventSender) -> None:
@@ -144,7 +150,8 @@ def check(events: Sequence[Any], conversation: str | None) -> Any:
     assert (first["type"], last["type"]) == ("response.created", "response.done")
     assert first["response"]["id"] == last["response"]["id"]
     assert last["response"]["conversation_id"] == conversation
-    assert (last["response"]["status_details"] or {}).get("reason") in (None, "client_cancelled", "max_output_tokens")
+    details = last["response"]["status_details"] or {}
+    assert details.get("reason") in (None, "client_cancelled", "max_output_tokens")
     shown, whole, part = "", None, None
     item: Any = None
     done: list[Any] = []
@@ -207,8 +214,9 @@ async def converse(events: Sequence[bytes], end: End, *, joins: bool) -> None:
     await session.read("response.create")
     await session.run()
     read = [item for item in response["output"] if item["type"] == "message" or item["status"] == "completed"]
-    prompt = ["Hello.", *[item["id"] for item in read if joins], *(["Stop."] if end is cancelled_after_more else [])]
-    assert [item["id"] for item in session.bodies[-1]["input"]] == prompt
+    more = ["Stop."] if end is cancelled_after_more else []
+    prompt = [item["id"] for item in session.bodies[-1]["input"]]
+    assert prompt == ["Hello.", *[item["id"] for item in read if joins], *more]
     texts = [text_of(item) for item in session.bodies[-1]["input"] if item["id"] in [one["id"] for one in read]]
     assert texts == [text_of(item) for item in read if joins]
 
@@ -235,12 +243,13 @@ def test_a_response_that_is_cancelled_before_its_turn_is_created_first() -> None
         await session.read("response.create")
         await session.read("response.cancel")
         assert [event["type"] for event in session.sent[start:]] == ["response.created", "response.done"]
-        await session.read("response.cancel")
-        assert session.sent[-1]["error"]["code"] == "response_cancel_not_active"
+        for fields in ({}, {"response_id": session.response["id"]}):
+            await session.read("response.cancel", **fields)
+            assert session.sent[-1]["error"]["code"] == "response_cancel_not_active"
         await session.read("response.create")
         await session.run()
         assert len(session.bodies) == 1, "a cancelled response sends no request"
-        check(session.sent[start + 3 :], session.response["conversation_id"])
+        check(session.sent[start + 4 :], session.response["conversation_id"])
 
     asyncio.run(run())
 
@@ -283,3 +292,69 @@ def test_an_item_that_is_deleted_while_it_is_generated_stays_deleted() -> None:
         assert [text_of(item) for item in session.bodies[-1]["input"]] == ["Hello.", "Mine."]
 
     asyncio.run(run())
+
+
+def test_a_call_that_was_cut_is_in_a_prompt_with_its_output_only() -> None:
+    async def run() -> None:
+        session = Session(stream("cut"), gone)
+        await session.read("conversation.item.create", item=said("Hello."))
+        await session.read("response.create", response={"tools": [TOOL]})
+        await session.run()
+        (call,) = session.sent[-1]["response"]["output"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain."}
+        kinds = ["message", "message"]
+        for item in (said("So?"), output):
+            await session.read("conversation.item.create", item=item)
+            await session.read("response.create", response={"conversation": "none"})
+            await session.run()
+            assert [one["type"] for one in session.bodies[-1]["input"]] == kinds
+            kinds = ["message", "function_call", "message", "function_call_output"]
+
+    asyncio.run(run())
+
+
+def test_an_item_in_progress_is_in_no_prompt() -> None:
+    async def asked(session: Session, output: EventSender) -> None:
+        session.end = gone
+        await session.read("response.create", response={"conversation": "none"})
+
+    async def run() -> None:
+        session = Session(stream("text")[:5], asked)
+        await session.read("conversation.item.create", item=said("Hello."))
+        await session.read("response.create")
+        await session.run()
+        assert [[item["id"] for item in body["input"]] for body in session.bodies] == [["Hello."]] * 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+def test_an_item_holds_its_memory_or_is_removed(size: int) -> None:
+    quota = Quota(800, 0, 800, "too much")
+
+    def hold(size: int) -> Share:
+        share = Share(quota)
+        share.take(size)
+        return share
+
+    conversation = RealtimeConversation(hold)
+    begun = {**said("a"), "status": "in_progress"}
+    conversation.add(ConversationItem.of_response(begun))
+    ended = ConversationItem.of_response({**said("a" * size), "id": "a", "status": "incomplete"})
+    if size == 10:
+        conversation.replace(ended)
+    else:
+        with pytest.raises(Overloaded):
+            conversation.replace(ended)
+    assert [*conversation.items.values()] == ([ended] if size == 10 else [])
+    assert quota.taken == conversation.size
+
+
+@pytest.mark.parametrize(("end", "message"), [(refused, "no"), (failed, "Internal Server Error")])
+def test_a_transcript_that_fails_says_why(end: End, message: str) -> None:
+    sent: list[Any] = []
+    session: Any = Session([], end)
+    asyncio.run(Transcriber().run(session, bytes(96), lambda kind, **fields: sent.append((kind, fields)), "item"))
+    ((kind, fields),) = sent
+    assert kind == "conversation.item.input_audio_transcription.failed"
+    assert (fields["item_id"], fields["error"]["message"]) == ("item", message)
