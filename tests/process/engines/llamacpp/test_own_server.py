@@ -382,6 +382,16 @@ def test_a_flood_of_lines_is_cut(
     assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines were omitted, because there were too many\n"]
 
 
+def test_the_reason_of_an_end_does_not_wait_for_who_still_has_the_output(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_server, "_LAST_LINES", 3600.0)
+    start = "import subprocess; subprocess.Popen(['sleep', '600'])"
+    server = running(f"{start}\nprint('ValueError: the reason', flush=True)\nraise SystemExit(3)")
+    wait_for(lambda: server.exit_status == 3, 60, "it does not end")
+    assert server.failure() == "ended with status 3: ValueError: the reason"
+
+
 def test_a_stop_may_come_twice_and_late(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     server = running("")
     wait_for(lambda: server.exit_status == 0, 60, "it does not end")
