@@ -140,7 +140,7 @@ class ChildOutput(ABC):
         """Receive what was read from a pipe, and the lines that end in it. Both are empty after `patience`."""
 
     def patience(self) -> float | None:
-        """Return the number of seconds after which `take` is called although nothing was written; None if never."""
+        """Return the seconds of silence after which `take` is called without data; None if it never is."""
         return None
 
     def read(self, seconds: float) -> None:
