@@ -22,8 +22,7 @@ class EngineEntry(NamedTuple):
         has_server_adapters: whether LoRA adapters are files of llama.cpp's or SGLang's server, which only that server
             can check.
         caches_prefixes: whether the engine reuses the KV cache of common prompt prefixes by default.
-        kinds: the kinds of servers that option.base_url_kind names, each with the module in `engines/` that defines it
-            in `KINDS`.
+        kinds: maps each value of option.base_url_kind to the module in `engines/` that defines the kind in `KINDS`.
     """
 
     needs: str | None

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -20,7 +19,7 @@ from handler.config import model_files
 from handler.config.config import Config
 from handler.config.options.names import KEY_VARIABLES
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.core.values import Extras, Finish, Task
+from handler.core.values import Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Tokenizer
 from handler.engines.grpc.client import CONTRACTS, GrpcClient, find_contract
 from handler.engines.grpc.contract import Contract, GrpcCall, GrpcModel, statistics
@@ -231,10 +230,7 @@ class ContractEngine(RemoteEngine[C]):
         return model
 
     async def _model_at(self, url: str) -> GrpcModel:
-        if self._own is not None:
-            if failure := self.own_failure():
-                raise Failed(failure, lasts=True, ill=True)
-            self._own.check_port()
+        self.check_own()
         model = await self._clients[url].model(generates=self.generates)
         server = next(server for server in self._servers if server.url == url)
         start = model.constrained_decoding_start
@@ -335,8 +331,7 @@ class GrpcPooling(ContractEngine[PooledCall]):
     def __init__(self, config: EngineConfig) -> None:
         self._pooling: PoolingFiles = read_pooling(config.model_path)
         super().__init__(config, self._flags)
-        max_tokens = self._pooling.limit(self.info.max_total_tokens)
-        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
+        self.info = self._pooling.described(self.info, self._model.dimensions)
 
     def _flags(self, contract: Contract) -> Sequence[str]:
         mode = self._pooling.mode
@@ -352,14 +347,11 @@ class GrpcPooling(ContractEngine[PooledCall]):
         return PooledCall(request.ids, request.pooling)
 
     async def stream(self, server: RemoteServer, running: Running[PooledCall]) -> None:
-        import numpy
-
         call = running.call
         embedding = await self._clients[server.url].embed(call.ids)
         if len(embedding) != self.info.dimensions:
             raise Failed(f"sent an embedding of {len(embedding)} numbers", f"it had {self.info.dimensions} at startup")
-        finished = self._pooling.finish(numpy.array(embedding, numpy.float32), call.pooling)
-        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
+        self.take_vector(server, running, self._pooling.finish(embedding, call.pooling))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -59,14 +60,19 @@ class PoolingFiles(NamedTuple):
         """Return the maximum number of tokens in a text, which is at most `max_tokens`."""
         return min(self.most_tokens or max_tokens, max_tokens)
 
+    def described(self, info: EngineInfo, dimensions: int) -> EngineInfo:
+        """Return the information about an engine with the limit for a text, and an embedding's dimensions."""
+        return replace(info, max_total_tokens=self.limit(info.max_total_tokens), dimensions=dimensions)
+
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
         """Convert the model's output for a text to the requested embedding, scores or class probabilities.
 
         Args:
-            values: the pooled embedding, or a logit for each label, as a float32 numpy array.
+            values: the pooled embedding, or a logit for each label. Numbers of another type become those of 32 bits.
         """
         import numpy
 
+        values = numpy.asarray(values, numpy.float32)
         if pooling.kind == "embed":
             numbers = values[: pooling.dimensions]
             if self.normalize if pooling.normalize is None else pooling.normalize:

@@ -482,24 +482,18 @@ class ServerLog(LastError):
         return f"{level} {NAME}: {text}" if is_logged else ""
 
 
-class LlamaServer(NamedTuple):
-    """A running llama-server.
+class LlamaServer(OwnServer):
+    """A llama-server that the engine starts.
 
     Attributes:
         key: its API key.
+        log: reads its output.
     """
 
-    process: OwnServer
-    log: ServerLog
-    key: str
-
-    @property
-    def url(self) -> str:
-        return self.process.url
-
-    def failure(self) -> str:
-        """Return how the server has ended, as a verb phrase, with the reason; "" while it runs."""
-        return self.process.failure()
+    def __init__(self, config: EngineConfig) -> None:
+        self.key = secrets.token_hex(32)
+        self.log = ServerLog(self.key, is_verbose=is_verbose(config))
+        super().__init__("http", NAME, command(config), environment(config, self.key), self.log)
 
 
 def described(info: EngineInfo, props: bytes) -> EngineInfo:
@@ -517,19 +511,16 @@ def start(config: EngineConfig) -> LlamaServer:
         ConfigError: it ended.
     """
     for attempt in range(_ATTEMPTS):
-        key = secrets.token_hex(32)
-        written = ServerLog(key, is_verbose=is_verbose(config))
-        process = OwnServer("http", NAME, command(config), environment(config, key), written)
-        server = LlamaServer(process, written, key)
+        server = LlamaServer(config)
         try:
-            process.start()
+            server.start()
         except OSError as error:
             raise ConfigError(f"{NAME} cannot be started: {error}") from None
-        while not process.listens() and process.exit_status is None:
+        while not server.listens() and server.exit_status is None:
             time.sleep(_POLL_INTERVAL)
         if not (failure := server.failure()):
             return server
-        process.stop()
+        server.stop()
         if _PORT_TAKEN not in failure or attempt == _ATTEMPTS - 1:
             break
     raise ConfigError(f"{NAME} {failure}")

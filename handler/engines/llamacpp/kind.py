@@ -30,7 +30,8 @@ class LlamaCppKind(ServerKind):
         return engine.fetch(model_id, config)
 
     def directory(self, model_id: str | None, config: EngineConfig) -> Path | None:
-        file = served_path(config.engine_options.get("base_url", ())) if model_id is None else served_file(model_id)
+        urls = config.engine_options.get("base_url", ())
+        file = served_path(urls) if model_id is None else served_file(model_id)
         return None if file is None else model_directory(file)
 
     def checks_structured_output(self, urls: Sequence[str]) -> bool:

@@ -9,21 +9,20 @@ token ids, but reads past the end of a score.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from handler.config.model_files import read_json
 from handler.core.numbers import is_digits
-from handler.core.values import Extras, Finish, Pooling, Task
+from handler.core.values import Task
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.llamacpp.files import ARCHITECTURE
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
-from handler.engines.remote.servers import Failed, Part, PooledCall, Refused, RemoteServer, other_size, score
+from handler.engines.remote.servers import Failed, PooledCall, Refused, RemoteServer, other_size, score
 
 _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
@@ -57,8 +56,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
         self._is_probability = any(described.get(key) in values for key, values in _OF_PROBABILITIES.items())
         self._num_special = HfPoolingTokenizer(model).num_special(is_pair=True) if self._ranks else 0
         super().__init__(config)
-        max_tokens = self._files.limit(self.info.max_total_tokens)
-        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self.model.dimensions)
+        self.info = self._files.described(self.info, self.model.dimensions)
 
     async def model_at(self, url: str) -> LlamaModel:
         model = await super().model_at(url)
@@ -156,7 +154,8 @@ class LlamaPooling(LlamaServers[PooledCall]):
             if _TOO_LARGE in error.detail:
                 raise Refused(500, error.detail) from None
             raise
-        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=self._finished(values, call.pooling))))
+        is_finished = self._ranks and self._is_probability
+        self.take_vector(server, running, [*values] if is_finished else self._files.finish(values, call.pooling))
 
     async def _embed(self, server: RemoteServer, running: Running[PooledCall]) -> Sequence[float]:
         body = _embedding(running.call.ids)
@@ -178,13 +177,6 @@ class LlamaPooling(LlamaServers[PooledCall]):
             return [score(result["relevance_score"])]
         except (ValueError, TypeError, KeyError) as error:
             raise _unreadable(data, error) from None
-
-    def _finished(self, values: Sequence[float], pooling: Pooling) -> list[float]:
-        import numpy
-
-        if self._ranks and self._is_probability:
-            return [*values]
-        return self._files.finish(numpy.array(values, numpy.float32), pooling)
 
 
 def _embedding(ids: Sequence[int]) -> Mapping[str, Any]:

@@ -83,7 +83,7 @@ class LlamaServers(HttpEngine[C]):
         if self._child is None:
             super().__init__(SOFTWARE, config)
         else:
-            super().__init__(SOFTWARE, config, self._child.process, self._child.key)
+            super().__init__(SOFTWARE, config, self._child, self._child.key)
         self._states = {server.url: LlamaServerState() for server in self._servers}
         with self.closed_on_failure():
             self.model = self.find("openai", config, self.model_at, self.fit, self.name)
@@ -92,7 +92,7 @@ class LlamaServers(HttpEngine[C]):
                 props = self.complete(self._client.get(f"{self._child.url}/props"))
                 self.info = child.described(self.info, props)
                 self._child.log.end_start()
-                self.watch_own(self._child.process)
+                self.watch_own(self._child)
 
     async def model_at(self, url: str) -> LlamaModel:
         """Return the model of a server, which also says how many slots it has.
@@ -100,7 +100,7 @@ class LlamaServers(HttpEngine[C]):
         Raises:
             Failed: the server has no model yet, or does not describe it.
         """
-        self._check_child()
+        self.check_own()
         state = self._states[url]
         state.num_connections = self._client.num_connections
         name = suitable(await self._client.models(url), self.name or None, None).name
@@ -108,17 +108,6 @@ class LlamaServers(HttpEngine[C]):
         if state.slots.count != model.num_slots:
             state.slots = Slots(model.num_slots)
         return model
-
-    def own_failure(self) -> str:
-        return "" if self._child is None else self._child.failure()
-
-    def _check_child(self) -> None:
-        """Raise Failed if the server that the engine has started has ended, or if another process has its port."""
-        if self._child is None:
-            return
-        if failure := self._child.failure():
-            raise Failed(failure, lasts=True, ill=True)
-        self._child.process.check_port()
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
         """Return the model of a server. Raise Failed if the first server has another model."""
@@ -136,7 +125,7 @@ class LlamaServers(HttpEngine[C]):
         """
         if self._child is not None:
             # While it runs, no other process can listen on its port. That it listens there was checked at the start.
-            if failure := self._child.failure():
+            if failure := self.own_failure():
                 raise Failed(failure, lasts=True, ill=True)
             return
         if self._client.num_connections != self._states[server.url].num_connections:

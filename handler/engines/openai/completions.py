@@ -1,4 +1,4 @@
-"""Kinds of servers whose /v1/completions takes and returns token ids: what they support, and the body of a request.
+"""Kinds of servers whose /v1/completions takes and returns token ids: what they support, and a request's body.
 
 Sources: vLLM's `CompletionRequest` (vllm/entrypoints/openai/completion/protocol.py, 0.33); Dynamo's
 `NvCreateCompletionRequest` (lib/llm/src/protocols/openai, 1.6), and observations of its front end.
@@ -54,7 +54,7 @@ class Completions(ServerKind):
         ask: request fields that make the servers return token ids.
         ranked: whether the servers' log-probabilities identify tokens by id.
         guided: whether structured output has a field for each kind of rule, as in older releases of vLLM.
-        takes_ends: whether the servers receive a model's end tokens, because their flags may make them use others.
+        takes_ends: whether the servers receive a model's end tokens. Their flags may make them use others.
     """
 
     software: Software

@@ -1,7 +1,7 @@
 """An engine that uses servers by URL. It sends them token ids, and gets token ids.
 
-This handler still processes text, stop strings, chat templates and errors itself. Everything in which kinds of servers
-differ is asked of their `ServerKind` (`kind.py`).
+This handler still processes text, stop strings, chat templates and errors itself. Whatever depends on the kind of the
+servers is asked of their `ServerKind` (`kind.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _kind(config: EngineConfig) -> ServerKind:
     """Return the kind of the servers. If option.base_url_kind is auto, ask them first.
 
     Raises:
-        ConfigError: the kind of no server can be determined, the kinds differ, or the kind does not support the task.
+        ConfigError: the kind of no server can be determined, the kinds differ, or the kind lacks the task.
     """
     check_pooling(config)
     kind = _chosen(config) or KINDS[find_kind(_SETTING.urls(config))]

@@ -28,8 +28,7 @@ class HttpEngine(RemoteEngine[C]):
         key: API key of the engine's own server.
 
     Attributes:
-        name: the model's name at the servers; "" before the first server has told it, unless option.base_url_model is
-            set.
+        name: the model's name at the servers. Without option.base_url_model, it is "" before a server has told it.
     """
 
     def __init__(

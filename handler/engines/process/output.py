@@ -8,7 +8,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import IO
 
@@ -122,10 +123,59 @@ class LastError:
         self._last_at = now
 
 
-class EngineOutput:
-    """The standard output and error of an engine's process and its children. Both are passed on unchanged.
+class ChildOutput(ABC):
+    """Reads what child processes write, on a thread, until the last of them has ended.
 
-    A thread reads them until the last of these processes has ended.
+    Args:
+        pipes: the pipes that they write, which the thread closes.
+    """
+
+    def __init__(self, *pipes: IO[bytes]) -> None:
+        self._lines = {pipe.fileno(): LineSplitter() for pipe in pipes}  # of the pipes that have not ended
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, args=(pipes,), name="child-output", daemon=True).start()
+
+    @abstractmethod
+    def take(self, pipe: int, data: bytes, lines: list[str]) -> None:
+        """Receive what was read from a pipe, and the lines that end in it. Both are empty after `patience`."""
+
+    def patience(self) -> float | None:
+        """Return the seconds of silence after which `take` is called without data; None if it never is."""
+        return None
+
+    def read(self, seconds: float) -> None:
+        """Read all that was written before this call, unless the thread needs longer than a number of seconds."""
+        if self._lock.acquire(timeout=seconds):
+            try:
+                self._pass_on()
+                for pipe, lines in self._lines.items():
+                    self.take(pipe, b"", lines.end())
+            finally:
+                self._lock.release()
+
+    def _run(self, pipes: Sequence[IO[bytes]]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
+        while left := list(self._lines):
+            is_silent = not wait(left, self.patience())
+            with self._lock:
+                if is_silent:
+                    self.take(left[0], b"", [])
+                self._pass_on()
+        for pipe in pipes:
+            pipe.close()
+
+    def _pass_on(self) -> None:
+        """Pass on what was written since the last call."""
+        for pipe, lines in list(self._lines.items()):
+            if wait([pipe], 0):
+                data = os.read(pipe, _READ_BYTES)
+                if not data:
+                    del self._lines[pipe]
+                self.take(pipe, data, lines.feed(data) if data else lines.end())
+
+
+class EngineOutput(ChildOutput):
+    """The standard output and error of an engine's process and its children. Both are passed on unchanged.
 
     Args:
         stdout: the engine's standard output.
@@ -133,56 +183,18 @@ class EngineOutput:
     """
 
     def __init__(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        self._streams = [_Stream(stdout.fileno(), 1), _Stream(stderr.fileno(), 2)]  # those that have not ended
+        self._targets = {stdout.fileno(): 1, stderr.fileno(): 2}
         self._last_error = LastError(*secrets())
-        self._lock = threading.Lock()
-        threading.Thread(target=self._run, args=(stdout, stderr), name="engine-output", daemon=True).start()
+        super().__init__(stdout, stderr)
 
     def error(self) -> str:
-        """Return the error that may have ended the engine, or "". All that it wrote before this call is read."""
-        if self._lock.acquire(timeout=_LONGEST_LOCK):
-            try:
-                self._pass_on()
-                for stream in self._streams:
-                    self._note(stream.lines.end())
-            finally:
-                self._lock.release()
+        """Return the error that may have ended the engine, or ""."""
+        self.read(_LONGEST_LOCK)
         return self._last_error.error
 
-    def _run(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
-        with stdout, stderr:
-            while sources := [stream.source for stream in self._streams]:
-                wait(sources)
-                with self._lock:
-                    self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Pass on what was written since the last call."""
-        for stream in list(self._streams):
-            if not wait([stream.source], 0):
-                continue
-            data = os.read(stream.source, _READ_BYTES)
-            if not data:
-                self._streams.remove(stream)
-            self._note(stream.lines.feed(data) if data else stream.lines.end())
-            with contextlib.suppress(OSError):  # nobody will ever read it; it must be read here nevertheless
-                while data:
-                    data = data[os.write(stream.target, data) :]
-
-    def _note(self, lines: Iterable[str]) -> None:
+    def take(self, pipe: int, data: bytes, lines: list[str]) -> None:
         for line in lines:
             self._last_error.read(line)
-
-
-class _Stream:
-    """A stream that an engine writes.
-
-    Attributes:
-        source: the file descriptor of the pipe to read.
-        target: the file descriptor to which the output is passed on.
-        lines: splits the output into lines.
-    """
-
-    def __init__(self, source: int, target: int) -> None:
-        self.source, self.target, self.lines = source, target, LineSplitter()
+        with contextlib.suppress(OSError):  # nobody will ever read it; it must be read here nevertheless
+            while data:
+                data = data[os.write(self._targets[pipe], data) :]

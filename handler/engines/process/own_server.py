@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from typing import IO, TextIO
 from handler.config.environment import secrets as keys
 from handler.core.child_processes import Child
 from handler.core.terminal import escaped
-from handler.engines.process.output import LastError, LineSplitter
+from handler.engines.process.output import ChildOutput, LastError
 from handler.engines.process.supervisor import (
     descendants,
     end_with_process,
@@ -73,7 +72,7 @@ class OwnServer:
         self._marker = secrets.token_hex(16)
         self._output = LastError(*keys()) if output is None else output
         self._process: Child | None = None
-        self._reader: threading.Thread | None = None
+        self._reader: ServerOutput | None = None
         self._stop_watch: Callable[[], None] = lambda: None
         self.end: int | None = None
 
@@ -93,9 +92,7 @@ class OwnServer:
                 env={**self._environment, MARKER: self._marker},
             )
         assert self._process.stdout is not None
-        arguments = (self._process.stdout, self._output.read, LineWriter(self._name))
-        self._reader = threading.Thread(target=_read_lines, args=arguments, name="server-output", daemon=True)
-        self._reader.start()
+        self._reader = ServerOutput(self._process.stdout, self._output.read, LineWriter(self._name))
 
     def watch(self) -> None:
         """End this process when the server exits by itself. The engine's supervisor then restarts both.
@@ -113,7 +110,7 @@ class OwnServer:
         if self._process is None or self._process.poll() is None:
             return None
         if self._reader is not None:
-            self._reader.join(_LAST_LINES)
+            self._reader.read(_LAST_LINES)
         return self._process.returncode
 
     def failure(self) -> str:
@@ -167,7 +164,7 @@ class OwnServer:
             os.close(self.end)
             self.end = None
         if self._reader is not None:
-            self._reader.join(_LAST_LINES)
+            self._reader.read(_LAST_LINES)
 
 
 def _open_all(pids: Iterable[int]) -> list[int]:
@@ -234,17 +231,12 @@ class LineWriter:
 
 def _accepts_line(stream: TextIO) -> bool:
     """Return whether a short line can be written to a stream without waiting."""
+    poll = select.poll()
     try:
-        return _is_ready(stream.fileno(), select.POLLOUT)
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(0))
     except (OSError, ValueError):  # no file descriptor
         return True
-
-
-def _is_ready(fd: int, event: int, seconds: float = 0.0) -> bool:
-    """Return whether a file descriptor is ready within a number of seconds."""
-    poll = select.poll()
-    poll.register(fd, event)
-    return bool(poll.poll(seconds * 1000))
 
 
 def _print(line: str) -> None:
@@ -252,28 +244,26 @@ def _print(line: str) -> None:
         print(escaped(line), file=sys.stderr, flush=True)
 
 
-def _read_lines(output: IO[bytes], read_line: Callable[[str], str], writer: LineWriter) -> None:
-    """Log the lines of a server's output until it ends. Long lines are cut."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
-    splitter = LineSplitter()
-    with output:
-        while data := _read(output.fileno(), writer):
-            _log(splitter.feed(data), read_line, writer)
-    _log(splitter.end(), read_line, writer)
-    writer.end_period()
+class ServerOutput(ChildOutput):
+    """The output of a server and its children. Its lines are logged.
 
+    Args:
+        read_line: returns a line as it should be logged, or "".
+    """
 
-def _read(fd: int, writer: LineWriter) -> bytes:
-    """Read from a server's output. If the server is silent, tell how many lines were omitted before."""
-    while writer.num_omitted and not _is_ready(fd, select.POLLIN, writer.seconds_left):
-        writer.end_period()
-    return os.read(fd, 1 << 16)
+    def __init__(self, output: IO[bytes], read_line: Callable[[str], str], writer: LineWriter) -> None:
+        self._read_line, self._writer = read_line, writer
+        super().__init__(output)
 
+    def take(self, pipe: int, data: bytes, lines: list[str]) -> None:
+        for line in lines:
+            if logged := self._read_line(line):
+                self._writer.write(logged)
+        if not data:  # it is silent or has ended: tell how many lines were omitted
+            self._writer.end_period()
 
-def _log(lines: Iterable[str], read_line: Callable[[str], str], writer: LineWriter) -> None:
-    for line in lines:
-        if logged := read_line(line):
-            writer.write(logged)
+    def patience(self) -> float | None:
+        return self._writer.seconds_left if self._writer.num_omitted else None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
-from handler.core.values import Finish, Sampling, StructuredOutput
+from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import (
     EngineConfig,
     EngineInfo,
@@ -194,6 +194,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         running.silence.begin()
         server.begun()
         self._steps.add_token(running.key, id)
+
+    def take_vector(self, server: RemoteServer, running: Running[C], vector: list[float]) -> None:
+        """Store an embedding or scores, which end a request, for the next step."""
+        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=vector)))
 
     def hold(self, running: Running[C], part: Part) -> None:
         """Hold back the end of a response until its token counts arrive, for at most `_LINGER` seconds."""
@@ -544,6 +548,14 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     def own_failure(self) -> str:
         """Return how the engine's own server has ended, as a verb phrase; "" while it runs, or if there is none."""
         return "" if self._own is None else self._own.failure()
+
+    def check_own(self) -> None:
+        """Raise Failed if the engine's own server has ended, or another process has its port."""
+        if self._own is None:
+            return
+        if failure := self.own_failure():
+            raise Failed(failure, lasts=True, ill=True)
+        self._own.check_port()
 
     def _lose_own(self) -> bool:
         """End the engine at the next step if its own server has ended. Return whether it has."""

@@ -31,8 +31,7 @@ class Software(NamedTuple):
     Attributes:
         name: value of option.base_url_kind, and the servers' name in messages to clients.
         not_enforced: the end of the error for structured output that a server does not enforce.
-        enforces_later: whether a server that enforces structured output only after the reasoning also does so if the
-            response begins with reasoning.
+        enforces_later: whether structured output that is not enforced from the first token is so after reasoning.
     """
 
     name: str

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -344,7 +344,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         began = time.monotonic()
         self._warm_up()
         info = engine_info(self._engine, time.monotonic() - began)
-        self.info = replace(info, max_total_tokens=self._files.limit(info.max_total_tokens), dimensions=dimensions)
+        self.info = self._files.described(info, dimensions)
 
     def _warm_up(self) -> int:
         """Process a text of one token, and return the number of dimensions of the result."""

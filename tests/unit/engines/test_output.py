@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from handler.engines.base import engine_failure
-from handler.engines.process.output import LastError, LineSplitter
+from handler.engines.process.output import ChildOutput, LastError, LineSplitter
 from tests.one_test import in_one_test
 
 VLLM = "(EngineCore pid=7) ERROR 11-30 20:39:15 [core.py:1110] "
@@ -91,3 +93,24 @@ def test_lines_are_the_same_wherever_the_output_is_cut() -> None:
     lines = LineSplitter()
     found = [line for byte in output for line in lines.feed(bytes([byte]))]
     assert found + lines.end() == whole
+
+
+class Collected(ChildOutput):
+    """Keeps what is read from all pipes."""
+
+    def take(self, pipe: int, data: bytes, lines: list[str]) -> None:
+        texts = vars(self).setdefault("texts", {})
+        texts.setdefault(pipe, []).extend(lines)
+
+
+def test_what_was_written_before_a_call_has_been_read_after_it() -> None:
+    pairs = [os.pipe() for _ in range(2)]
+    found = Collected(*(os.fdopen(read, "rb") for read, _ in pairs))
+    for number in range(300):
+        read, write = pairs[number % 2]
+        os.write(write, b"line %d\n" % number)
+        if number % 7 == 0:
+            found.read(60)
+            assert vars(found)["texts"][read] == [f"line {other}" for other in range(number % 2, number + 1, 2)]
+    for _, write in pairs:
+        os.close(write)

@@ -6,13 +6,11 @@ Sources: SGLang 0.5.23 (sglang/srt/entrypoints/http_server.py, managers/tokenize
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from handler.core.errors import ConfigError
-from handler.core.values import Extras, Finish
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
 from handler.engines.openai.answer import shortened
@@ -22,7 +20,6 @@ from handler.engines.openai.url_engine import HttpEngine
 from handler.engines.remote.engine import Running
 from handler.engines.remote.servers import (
     Failed,
-    Part,
     PooledCall,
     Refused,
     RemoteServer,
@@ -62,8 +59,7 @@ class SglangPooling(HttpEngine[PooledCall]):
                 reason = f"the model's files specify {self._files.mode} pooling, which SGLang does not support"
                 raise ConfigError(reason)
             self._model = self.find("openai", config, self._model_at, _fit, self.name)
-        max_tokens = self._files.limit(self.info.max_total_tokens)
-        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
+        self.info = self._files.described(self.info, self._model.dimensions)
 
     async def _model_at(self, url: str) -> EmbeddingModel:
         """Return a server's model. An embedding shows its dimensions, and whether the server normalizes.
@@ -107,8 +103,6 @@ class SglangPooling(HttpEngine[PooledCall]):
             Refused: the server refuses the request.
             Failed: the server fails.
         """
-        import numpy
-
         call = running.call
         try:
             values = await self._encode(server.url, call.ids)
@@ -117,8 +111,7 @@ class SglangPooling(HttpEngine[PooledCall]):
             raise
         if len(values) != self._model.dimensions:
             raise other_size([len(values)], self._model.dimensions)
-        finished = self._files.finish(numpy.array(values, numpy.float32), call.pooling)
-        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
+        self.take_vector(server, running, self._files.finish(values, call.pooling))
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""

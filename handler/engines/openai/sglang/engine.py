@@ -16,7 +16,13 @@ from handler.engines.base import NO_LORA, EngineConfig, EngineRequest
 from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Events, HttpModel
 from handler.engines.openai.kind import ServerKind
-from handler.engines.openai.sglang.adapters import AllowedPaths, ServerAdapters, is_loaded, is_unknown, loaded_name
+from handler.engines.openai.sglang.adapters import (
+    AllowedPaths,
+    ServerAdapters,
+    is_loaded,
+    is_unknown,
+    loaded_name,
+)
 from handler.engines.openai.sglang.api import (
     GenerateAnswer,
     LabelAnswer,

@@ -259,7 +259,7 @@ def test_a_port_that_was_taken_just_now_is_not_used(model: Path, program: str, m
             assert len(tried) == 2
             assert found.failure() == ""
         finally:
-            found.process.stop()
+            found.stop()
 
 
 def wrapper(directory: Path, program: str, begin: str) -> str:
@@ -302,9 +302,9 @@ def test_a_server_that_a_script_starts_ends_with_the_script(
     model: Path, program: str, tmp_path: Path, begin: str
 ) -> None:
     found = child.start(config(model, wrapper(tmp_path, program, begin)))
-    pids = found.process._pids()
+    pids = found._pids()
     assert len(pids) > 1
-    found.process.stop()
+    found.stop()
     wait_for(lambda: not any(map(process_tree.alive, pids)), 5, "the server goes on without its script")
 
 
@@ -313,7 +313,7 @@ def test_lines_of_the_log_are_short_and_without_keys(
     model: Path, double: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     found = child.start(config(model, double))
-    found.process.stop()
+    found.stop()
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "WARNING llama-server: srv llama_server: a warning with the key [key]"
     assert lines[1].startswith("WARNING llama-server: srv llama_server: long long")
@@ -382,6 +382,16 @@ def test_a_flood_of_lines_is_cut(
     assert not ends or lines[5:] == ["WARNING llama-server: 2996 lines were omitted, because there were too many\n"]
 
 
+def test_the_reason_of_an_end_does_not_wait_for_who_still_has_the_output(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_server, "_LAST_LINES", 3600.0)
+    start = "import subprocess; subprocess.Popen(['sleep', '600'])"
+    server = running(f"{start}\nprint('ValueError: the reason', flush=True)\nraise SystemExit(3)")
+    wait_for(lambda: server.exit_status == 3, 60, "it does not end")
+    assert server.failure() == "ended with status 3: ValueError: the reason"
+
+
 def test_a_stop_may_come_twice_and_late(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     server = running("")
     wait_for(lambda: server.exit_status == 0, 60, "it does not end")
@@ -436,7 +446,7 @@ def test_the_first_error_of_a_start_is_its_reason(monkeypatch: pytest.MonkeyPatc
 def test_an_error_of_a_server_that_runs_is_not_its_end(running: Running) -> None:
     log = child.ServerLog()
     log.read("E srv  load_model: an error")
-    server = child.LlamaServer(running("import time; time.sleep(3600)", log), log, "key")
+    server = running("import time; time.sleep(3600)", log)
     assert (log.error, server.failure()) == ("srv load_model: an error", "")
 
 
@@ -502,10 +512,10 @@ def test_two_servers_of_one_file_do_not_meet(model: Path, program: str) -> None:
     try:
         assert len({server.url for server in found} | {server.key for server in found}) == 4
         for server in found:
-            server.process.check_port()
+            server.check_port()
     finally:
         for server in found:
-            server.process.stop()
+            server.stop()
 
 
 @in_one_test(
