@@ -121,22 +121,22 @@ class _Range:
         counts = [more for more, is_inside in enumerate(inside) if is_inside]
         return f"{_any(counts[0], counts[-1])} {self._fraction(value * 10 ** counts[0])}" if counts else None
 
-    def _fraction(self, value: int, places: int = 0) -> str | None:
+    def _fraction(self, value: int, num_decimals: int = 0) -> str | None:
         """Return the grammar for the text after `value`, or None if no number in the range begins with it.
 
         Trailing zeros are optional, as is the point before them.
 
         Args:
-            places: number of decimals in `value`, which has no point. If it is 0, the point may follow.
+            num_decimals: number of decimals in `value`, which has no point. If it is 0, the point may follow.
         """
-        more = self._decimals - places
+        more = self._decimals - num_decimals
         is_inside = self._contains(value, more)
-        if is_inside and (places or not more):
+        if is_inside and (num_decimals or not more):
             return _any(0, more)
         if is_inside is False:
             return None
-        branches = _branches(lambda digit: self._fraction(value * 10 + digit, places + 1))
-        if not places:
+        branches = _branches(lambda digit: self._fraction(value * 10 + digit, num_decimals + 1))
+        if not num_decimals:
             branches = [f'"." {either(branches)}']
         return either(['""', *branches] if self._contains(value * 10**more, 0) else branches)
 
