@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from handler.core.json_pointer import target_of
+from handler.engines.structured_output.characters import literal
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.json_grammar import integers, numbers
 from handler.engines.structured_output.keywords import (
@@ -23,7 +24,7 @@ from handler.engines.structured_output.keywords import (
     is_idle,
     names_in,
 )
-from handler.engines.structured_output.nodes import choice_of, either
+from handler.engines.structured_output.nodes import choice_of, counts, either
 from handler.engines.structured_output.regex import regex_grammar
 
 _MAX_DEPTH = 64  # of nested subschemas, which llama.cpp visits by recursion
@@ -207,7 +208,7 @@ class SchemaGrammar:
             minimum, maximum = _counts(schema, "minLength", "maxLength")
             if not minimum and maximum is None:
                 return "string"
-            return self._rule(f'"\\"" char{{{minimum},{"" if maximum is None else maximum}}} "\\""')
+            return self._rule(f'"\\"" char{counts(minimum, maximum)} "\\""')
         if pattern is not None or format not in _NATIVE:
             self._convert("format" if pattern is None else "pattern")
         beside = sorted(schema.keys() & {"minLength", "maxLength", *(("format",) if pattern is not None else ())})
@@ -237,7 +238,7 @@ class SchemaGrammar:
         item = self._element(items, depth + 1)
         if maximum == 0:
             return '("[" space "]")'
-        more = f'("," gap {item}){{{max(minimum - 1, 0)},{"" if maximum is None else maximum - 1}}}'
+        more = f'("," gap {item}){counts(max(minimum - 1, 0), None if maximum is None else maximum - 1)}'
         return self._rule(f'"[" space {f"{item} {more}" if minimum else f"({item} {more})?"} space "]"')
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
@@ -386,21 +387,16 @@ def _counts(schema: Mapping[str, Any], lower: str, upper: str) -> tuple[int, int
     Raises:
         ValueError: one is not a number of items, or too large for llama.cpp.
     """
-    minimum, maximum = (_count(schema, name) for name in (lower, upper))
-    if minimum and minimum > _MAX_REPEATED:
+    for name in (lower, upper):
+        value = schema.get(name, 0)
+        if type(value) not in (int, float) or value < 0 or value % 1:
+            raise ValueError(f"{name!r} in the schema must be a whole number of at least 0")
+    minimum, maximum = int(schema.get(lower, 0)), int(schema[upper]) if upper in schema else None
+    if minimum > _MAX_REPEATED:
         raise ValueError(f"{lower!r} in the schema must be at most {_MAX_REPEATED} for llama-server")
-    if maximum is not None and maximum < (minimum or 0):
+    if maximum is not None and maximum < minimum:
         raise ValueError(f"{upper!r} in the schema is less than {lower!r}")
-    return minimum or 0, maximum
-
-
-def _count(schema: Mapping[str, Any], name: str) -> int | None:
-    value = schema.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if name in schema and (type(value) is not int or value < 0):
-        raise ValueError(f"{name!r} in the schema must be a whole number of at least 0")
-    return value
+    return minimum, maximum
 
 
 def _position(schema: Any, root: Any) -> str:
@@ -441,7 +437,4 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    text = _text(value)
-    for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\r", "\\r"), ("\n", "\\n")):
-        text = text.replace(character, escape)
-    return f'"{text}"'
+    return literal(_text(value))

@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from handler.core.expressions import Choice, Repeat, Series
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.characters import without
-from handler.engines.structured_output.nodes import Characters, Choice, Node, Opaque, Repeat, Rule, Series, Text, least
+from handler.engines.structured_output.nodes import Characters, Node, Opaque, Rule, Text, least
 from handler.engines.structured_output.regex import parse, written
 
 MARKER = "~"

@@ -11,22 +11,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
+from handler.core.expressions import Choice, Repeat, Series, choice, series
 from handler.core.numbers import is_digits
 from handler.engines.structured_output.abridged import LONG, abridged
 from handler.engines.structured_output.characters import LAST, LAST_EXCLUDED, Range, complement, is_misread, joined
 from handler.engines.structured_output.nodes import (
     Characters,
-    Choice,
     Node,
     Opaque,
-    Repeat,
     Rule,
-    Series,
     Text,
-    choice,
     element,
     least,
-    series,
     walk,
 )
 

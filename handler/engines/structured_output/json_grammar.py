@@ -16,7 +16,7 @@ from typing import Any
 from handler.core.json_pointer import target_of
 from handler.engines.structured_output.characters import literal
 from handler.engines.structured_output.formats import FORMATS
-from handler.engines.structured_output.nodes import choice_of, either
+from handler.engines.structured_output.nodes import choice_of, counts, either
 from handler.engines.structured_output.regex import regex_grammar
 
 # Ranges of numbers are converted here, because GenAI's xgrammar accepts numbers outside a range. Exponents are not
@@ -121,22 +121,22 @@ class _Range:
         counts = [more for more, is_inside in enumerate(inside) if is_inside]
         return f"{_any(counts[0], counts[-1])} {self._fraction(value * 10 ** counts[0])}" if counts else None
 
-    def _fraction(self, value: int, places: int = 0) -> str | None:
+    def _fraction(self, value: int, num_decimals: int = 0) -> str | None:
         """Return the grammar for the text after `value`, or None if no number in the range begins with it.
 
         Trailing zeros are optional, as is the point before them.
 
         Args:
-            places: number of decimals in `value`, which has no point. If it is 0, the point may follow.
+            num_decimals: number of decimals in `value`, which has no point. If it is 0, the point may follow.
         """
-        more = self._decimals - places
+        more = self._decimals - num_decimals
         is_inside = self._contains(value, more)
-        if is_inside and (places or not more):
+        if is_inside and (num_decimals or not more):
             return _any(0, more)
         if is_inside is False:
             return None
-        branches = _branches(lambda digit: self._fraction(value * 10 + digit, places + 1))
-        if not places:
+        branches = _branches(lambda digit: self._fraction(value * 10 + digit, num_decimals + 1))
+        if not num_decimals:
             branches = [f'"." {either(branches)}']
         return either(['""', *branches] if self._contains(value * 10**more, 0) else branches)
 
@@ -166,7 +166,7 @@ def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]
 
 def _any(low: int, high: int) -> str:
     """Return the grammar for `low` to `high` digits. Avoid {0,0}, which xgrammar reads as an unlimited repetition."""
-    return f"[0-9]{{{low},{high}}}" if high else '""'
+    return f"[0-9]{counts(low, high)}" if high else '""'
 
 
 _ANNOTATIONS = frozenset((
@@ -284,7 +284,7 @@ class _Grammar:
         if not schema.keys() <= {"type", "minLength", "maxLength"}:
             raise Unsupported
         # Escapes are not allowed, because they would need a slow rule.
-        return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(*_limits(schema, "Length"))} "\\""')
+        return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{counts(*_limits(schema, "Length"))} "\\""')
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         if len(schema) == 1:
@@ -296,7 +296,7 @@ class _Grammar:
         """Return the element for `low` to `high` items between brackets, separated by commas."""
         if high == 0:
             return f'"{begin}{end}"'
-        more = "" if high == 1 else f' (", " {item}){_times(max(low, 1) - 1, None if high is None else high - 1)}'
+        more = "" if high == 1 else f' (", " {item}){counts(max(low, 1) - 1, None if high is None else high - 1)}'
         filled = f'"{begin}" {item}{more} "{end}"'
         return self._rule(filled if low else f'"{begin}{end}" | {filled}')
 
@@ -410,7 +410,3 @@ def _limits(schema: Mapping[str, Any], of: str) -> tuple[int, int | None]:
     if low < 0 or (high is not None and high < low):
         raise Unsupported
     return low, high
-
-
-def _times(low: int, high: int | None) -> str:
-    return f"{{{low},{'' if high is None else high}}}"

@@ -109,7 +109,7 @@ class Types:
                 (schema[name] for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list)), None
             )
             if isinstance(reference := schema.get("$ref"), str):
-                places.append(target_of(reference, self._root))
+                places += [target_of(reference, self._root)] if reference.startswith("#") else []
             elif "const" in schema:
                 types.add(_type_of(schema["const"]))
             elif isinstance(values := schema.get("enum"), list):

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from handler.core.expressions import Choice, Repeat, Series, choice
 from handler.engines.structured_output.characters import Range, character_class, literal
 
 
@@ -49,38 +50,7 @@ class Opaque:
     meaning: Node
 
 
-@dataclass(frozen=True)
-class Series:
-    """One part after the other."""
-
-    parts: Sequence[Node]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of several branches."""
-
-    branches: Sequence[Node]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """Repetitions of a part; without a limit if the maximum is None."""
-
-    part: Node
-    minimum: int
-    maximum: int | None
-
-
 Node = Text | Characters | Anchor | Rule | Opaque | Series | Choice | Repeat
-
-
-def series(parts: Sequence[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Series(parts)
-
-
-def choice(branches: Sequence[Node]) -> Node:
-    return branches[0] if len(branches) == 1 else Choice(branches)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -210,4 +180,9 @@ def _repetition(element: str, minimum: int, maximum: int | None) -> str:
             return f"({element}?)"
         case _, 0:
             return '""'  # xgrammar reads {0,0} as an unlimited repetition
-    return f"({element}{{{minimum},{'' if maximum is None else maximum}}})"
+    return f"({element}{counts(minimum, maximum)})"
+
+
+def counts(minimum: int, maximum: int | None) -> str:
+    """Return the sign after a repeated part, in EBNF and in regular expressions."""
+    return f"{{{minimum},{'' if maximum is None else maximum}}}"

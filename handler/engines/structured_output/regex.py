@@ -12,27 +12,22 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any, NoReturn
 
+from handler.core.expressions import Choice, Reader, Repeat, Series, choice
 from handler.engines.structured_output.characters import LAST, LAST_EXCLUDED, Range, complement, joined, without
 from handler.engines.structured_output.nodes import (
     Anchor,
     Characters,
-    Choice,
     Node,
-    Repeat,
-    Series,
     Text,
-    choice,
+    counts,
     element,
     mapped,
-    series,
     text_of,
     tree_of,
     walk,
 )
-
-_MAX_DEPTH = 64  # of nested groups
-_MAX_REPETITIONS = 1 << 20
 
 
 def regex_grammar(expression: str, *, in_json: bool = False) -> str:
@@ -68,7 +63,7 @@ def is_written_unescaped(expression: str) -> bool:
     Raises:
         ValueError: the expression is not supported, see `regex_grammar`.
     """
-    nodes = walk(_Parser(expression).parse())
+    nodes = walk(_read(expression))
     return any(isinstance(node, Characters) and _plain(node) != joined(node.ranges) for node in nodes)
 
 
@@ -78,7 +73,7 @@ def parse(expression: str) -> Node:
     Raises:
         ValueError: the expression is not supported, see `regex_grammar`.
     """
-    node = _Parser(expression).parse()
+    node = _read(expression)
     if _is_misplaced(node, at_start=True) or _is_misplaced(node, at_start=False):
         raise ValueError("regular expression: an anchor within an expression is not supported")
     return node
@@ -104,7 +99,6 @@ _CODE = re.compile(
     r"\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<wide>[0-9a-fA-F]{8})|c(?P<control>[a-zA-Z])"
     r"|(?P<nul>0)(?![0-9])"
 )
-_COUNTS = re.compile(r"\{([0-9]+)(,?)([0-9]*)\}")
 _GROUP_NAME = re.compile(r"\?P?<[^\W\d]\w*>")
 _NO_GROUPS = {
     "?=": "Lookahead", "?!": "Lookahead", "?<=": "Lookbehind", "?<!": "Lookbehind", "?P=": "Backreference",
@@ -117,108 +111,64 @@ _NO_ESCAPES = {
 }
 
 
-class _Parser:
-    def __init__(self, expression: str) -> None:
-        self._text = expression
-        self._at = 0
-        self._depth = 0
+def _read(expression: str) -> Node:
+    reader = _Reader(expression)
+    if any("\ud800" <= character <= "\udfff" for character in expression):
+        reader.error("half of a surrogate pair")
+    node: Node = reader.read()
+    return node
 
-    def parse(self) -> Node:
-        if any("\ud800" <= character <= "\udfff" for character in self._text):
-            raise self._error("half of a surrogate pair")
-        node = self._choice()
-        if self._at < len(self._text):
-            raise self._error("a bracket is closed that is not open")
-        return node
 
-    def _error(self, words: str) -> ValueError:
-        return ValueError(f"regular expression: {words} (at character {self._at + 1})")
+class _Reader(Reader):
+    anchors = (Anchor,)
 
-    def _unsupported(self, feature: str) -> ValueError:
-        return self._error(f"{feature} is not supported")
+    def error(self, words: str) -> NoReturn:
+        raise ValueError(f"regular expression: {words} (at character {self.at + 1})")
 
-    def _next(self, text: str) -> bool:
-        """Skip `text` and return True if it comes next."""
-        if not self._text.startswith(text, self._at):
-            return False
-        self._at += len(text)
-        return True
+    def _unsupported(self, feature: str) -> NoReturn:
+        self.error(f"{feature} is not supported")
 
-    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        match = pattern.match(self._text, self._at)
-        if match is not None:
-            self._at = match.end()
-        return match
-
-    def _take(self) -> str:
-        if self._at == len(self._text):
-            raise self._error("it is not complete")
-        self._at += 1
-        return self._text[self._at - 1]
-
-    def _choice(self) -> Node:
-        branches = [self._sequence()]
-        while self._next("|"):
-            branches.append(self._sequence())
-        return choice(branches)
-
-    def _sequence(self) -> Node:
-        parts: list[Node] = []
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            parts.append(self._repeated(self._atom()))
-        return series(parts)
-
-    def _atom(self) -> Node:
-        character = self._take()
+    def atom(self, character: str) -> Any:
         match character:
             case "^" | "$":
                 return Anchor(character == "^")
             case "(":
-                return self._group()
+                self._check_group()
+                return self.group()
             case "[":
                 return self._class()
             case ".":
                 return Characters(_ANY)
             case "\\":
                 return self._escape()
-            case "*" | "+" | "?":
-                raise self._error(f"there is nothing to repeat before {character!r}")
         return _single(ord(character))
 
-    def _group(self) -> Node:
-        if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_GROUP_NAME) is None:
-            start = self._text[self._at : self._at + 3]
+    def _check_group(self) -> None:
+        if self.text.startswith("?", self.at) and not self.next("?:") and self.match(_GROUP_NAME) is None:
+            start = self.text[self.at : self.at + 3]
             features = (feature for prefix, feature in _NO_GROUPS.items() if start.startswith(prefix))
-            raise self._unsupported(next(features, "Group modifier flag"))
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise self._error(f"more than {_MAX_DEPTH} nested groups")
-        node = self._choice()
-        self._depth -= 1
-        if not self._next(")"):
-            raise self._error("a bracket is not closed")
-        return node
+            self._unsupported(next(features, "Group modifier flag"))
 
     def _escape(self) -> Node:
-        if self._next("A"):
+        if self.next("A"):
             return Anchor(at_start=True)
-        if self._next("Z") or self._next("z"):
+        if self.next("Z") or self.next("z"):
             return Anchor(at_start=False)
         return self._escaped(_NO_ESCAPES)
 
     def _escaped(self, unsupported: Mapping[str, str]) -> Characters:
         """Read the characters that an escape stands for, after its backslash."""
-        if (match := self._match(_CODE)) is not None:
+        if (match := self.match(_CODE)) is not None:
             return _single(self._code(match))
-        character = self._take()
+        character = self.take()
         if character in _CATEGORIES:
             return Characters(_CATEGORIES[character])
         if character in _CONTROLS:
             return _single(_CONTROLS[character])
         if character in unsupported:
-            raise self._unsupported(unsupported[character])
+            self._unsupported(unsupported[character])
         if character.isascii() and character.isalnum():
-            raise self._unsupported(f"the escape \\{character}")
+            self._unsupported(f"the escape \\{character}")
         return _single(ord(character))
 
     def _code(self, match: re.Match[str]) -> int:
@@ -230,23 +180,23 @@ class _Parser:
             return 0x10000 + ((int(match["high"], 16) - 0xD800) << 10) + int(match["low"], 16) - 0xDC00
         code = int(match["x"] or match["braces"] or match["u"] or match["wide"], 16)
         if code > LAST or 0xD800 <= code < 0xE000:
-            raise self._error("an escape of a character that does not exist")
+            self.error("an escape of a character that does not exist")
         return code
 
     def _class(self) -> Node:
-        is_negated = self._next("^")
+        is_negated = self.next("^")
         ranges: list[Range] = []
         listed = set[int]()
         is_first = True
-        while is_first or not self._next("]"):
+        while is_first or not self.next("]"):
             is_first = False
             members = self._member()
             start = min(members.listed, default=None)
             if start is not None and self._is_range():
-                self._at += 1
+                self.at += 1
                 end = min(self._member().listed, default=-1)
                 if end < start:
-                    raise self._error("a range in a class whose end is not after its beginning")
+                    self.error("a range in a class whose end is not after its beginning")
                 ranges.append((start, end))
             else:
                 ranges += members.ranges
@@ -254,46 +204,20 @@ class _Parser:
         if is_negated:
             ranges, listed = complement(ranges), set()
         if not ranges:
-            raise self._error("a class that contains no character")
+            self.error("a class that contains no character")
         return Characters(joined(ranges), frozenset(listed))
 
     def _is_range(self) -> bool:
         """Return whether a minus and the end of a range follow."""
-        return self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at)
+        return self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at)
 
     def _member(self) -> Characters:
-        character = self._take()
+        character = self.take()
         if character != "\\":
             return _single(ord(character))
-        if self._next("b"):
+        if self.next("b"):
             return _single(0x08)
         return self._escaped(_NO_ESCAPES)
-
-    def _repeated(self, part: Node) -> Node:
-        bounds = self._bounds()
-        if bounds is None:
-            return part
-        if isinstance(part, Anchor):
-            raise self._unsupported("a repetition of an anchor")
-        self._next("?")  # lazy repetitions match the same texts
-        if self._at < len(self._text) and (self._text[self._at] in "*+?" or _COUNTS.match(self._text, self._at)):
-            raise self._unsupported("a repetition of a repetition")
-        return Repeat(part, *bounds)
-
-    def _bounds(self) -> tuple[int, int | None] | None:
-        for quantifier, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._next(quantifier):
-                return bounds
-        match = self._match(_COUNTS)
-        if match is None:
-            return None
-        minimum = min(int(match[1][:9]), _MAX_REPETITIONS)
-        maximum: int | None = minimum
-        if match[2]:
-            maximum = min(int(match[3][:9]), _MAX_REPETITIONS) if match[3] else None
-        if maximum is not None and maximum < minimum:
-            raise self._error("a repetition whose maximum is less than its minimum")
-        return minimum, maximum
 
 
 def _single(code: int) -> Characters:
@@ -363,7 +287,7 @@ def written(node: Node) -> str:
             return _class(ranges)
         case Repeat(part, minimum, maximum):
             inner = written(part) if maximum != 0 else ""
-            return f"(?:{inner}){{{minimum},{'' if maximum is None else maximum}}}" if inner else ""
+            return f"(?:{inner}){counts(minimum, maximum)}" if inner else ""
         case Choice(branches):
             texts = list(map(written, branches))
             filled = "|".join(filter(None, texts))

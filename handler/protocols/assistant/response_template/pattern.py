@@ -7,16 +7,19 @@ alternatives of a match advance together, one character at a time, in the same o
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from handler.core.expressions import Choice, Reader, Repeat, Series
 
 _MOST_TEXT = 1024  # characters of a pattern
 _MOST_STEPS = 256  # of a compiled pattern
 _MOST_WAYS = 32  # alternatives that a match may follow at once
 _MOST_REPEATS = 256
 _MOST_MOVES = 4096  # transitions in the cache
-_DEEPEST = 16  # nested groups
 _FREE = 16_384  # alternatives that may be followed without a match, whatever the length of the text
 
 
@@ -217,37 +220,37 @@ class Pattern:
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def _emit(self, node: _Node, *, tail: bool = False) -> None:
+    def _emit(self, node: Any, *, tail: bool = False) -> None:
         """Add the steps of a node.
 
         Args:
             tail: whether the node is at the end of the pattern.
         """
-        kind, value, parts = node.kind, node.value, node.parts
-        if kind == "class":
-            self._add(_Step(_CHARACTER, _Class(value)))
-        elif kind == "assert":
-            self._add(_Step(_ASSERT, value))
-        elif kind == "sequence":
-            for index, part in enumerate(parts):
-                self._emit(part, tail=tail and index == len(parts) - 1)
-        elif kind == "choice":
-            self._emit_choice(parts, tail=tail)
-        elif kind == "group":
-            slot = 2 * len(self.groups) + 1
-            self.groups.append(value)
-            self._add(_Step(_SAVE, slot))
-            self._emit(parts[0])
-            self._add(_Step(_SAVE, slot + 1))
-        elif kind == "ahead":
-            if not tail:
-                raise ValueError("has a lookahead that is not at the end")
-            self._add(_Step(_SAVE, 0))
-            self._emit(parts[0])
-        else:
-            self._emit_repeat(node)
+        match node:
+            case _Set(source):
+                self._add(_Step(_CHARACTER, _Class(source)))
+            case _Assertion(sign):
+                self._add(_Step(_ASSERT, sign))
+            case Series(parts):
+                for index, part in enumerate(parts):
+                    self._emit(part, tail=tail and index == len(parts) - 1)
+            case Choice(branches):
+                self._emit_choice(branches, tail=tail)
+            case _Group(name, part):
+                slot = 2 * len(self.groups) + 1
+                self.groups.append(name)
+                self._add(_Step(_SAVE, slot))
+                self._emit(part)
+                self._add(_Step(_SAVE, slot + 1))
+            case _Ahead(part):
+                if not tail:
+                    raise ValueError("has a lookahead that is not at the end")
+                self._add(_Step(_SAVE, 0))
+                self._emit(part)
+            case Repeat():
+                self._emit_repeat(node)
 
-    def _emit_choice(self, parts: Sequence[_Node], *, tail: bool) -> None:
+    def _emit_choice(self, parts: Sequence[Any], *, tail: bool) -> None:
         ends = []
         for part in parts[:-1]:
             split = self._add(_Step(_SPLIT))
@@ -258,21 +261,21 @@ class Pattern:
         for end in ends:
             self.steps[end] = _Step(_SPLIT, (len(self.steps),))
 
-    def _emit_repeat(self, node: _Node) -> None:
-        least, most, lazy = node.value
+    def _emit_repeat(self, node: Repeat) -> None:
+        least, most = node.minimum, node.maximum
         begin = len(self.steps)
         for _ in range(least):
-            self._emit(node.parts[0])
+            self._emit(node.part)
             if len(self.steps) == begin:
                 return  # the part is empty, and nested repetitions of it would take forever
         splits, loop = [], len(self.steps)
         for _ in range(1 if most is None else most - least):
             splits.append(self._add(_Step(_SPLIT)))
-            self._emit(node.parts[0])
+            self._emit(node.part)
         if most is None:
             self._add(_Step(_SPLIT, (loop,)))
         for split in splits:
-            self.steps[split] = _Step(_SPLIT, (split + 1, len(self.steps))[:: -1 if lazy else 1])
+            self.steps[split] = _Step(_SPLIT, (split + 1, len(self.steps))[:: -1 if node.is_lazy else 1])
 
 
 class Attempt:
@@ -375,153 +378,111 @@ def _is_word(character: str) -> bool:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-class _Node(NamedTuple):
-    """A node of a parsed pattern.
+@dataclass(frozen=True)
+class _Set:
+    """One character of a set in Python's notation."""
 
-    Attributes:
-        kind: class, assert, sequence, choice, group (with a name), ahead (a lookahead) or repeat.
-    """
+    source: str
 
-    kind: str
-    value: Any = None
-    parts: Sequence[_Node] = ()
+
+@dataclass(frozen=True)
+class _Assertion:
+    sign: str
+
+
+@dataclass(frozen=True)
+class _Group:
+    name: str
+    part: Any
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A lookahead."""
+
+    part: Any
 
 
 _GROUP_NAME = re.compile(r"\?P?<([A-Za-z_]\w*)>")
-_TIMES = re.compile(r"\{(?:([0-9]+)(,?)([0-9]*)|,([0-9]+))\}")
-_SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_SET = re.compile(r"\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ESCAPES = frozenset("wWsSdDtnrfva")
-_ASSERTS = {"^": "^", "$": "$", "\\A": "^", "\\Z": "$", "\\b": "b", "\\B": "B"}
+_ASSERTIONS = {"^": "^", "$": "$", "\\A": "^", "\\Z": "$", "\\b": "b", "\\B": "B"}
 
 
-class _Reader:
-    """Parses the text of a pattern."""
+class _Reader(Reader):
+    """Reads the text of a pattern."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._depth = 0
+    quantifier = re.compile(r"[*+?]|\{([0-9]+|(?=,[0-9]))(,?)([0-9]*)\}")
+    max_depth = 16
+    anchors = (_Assertion, _Ahead)
 
-    def read(self) -> _Node:
-        tree = self._choice()
-        if self._at < len(self._text):
-            raise ValueError("has a ')' without '('")
-        return tree
+    def error(self, words: str) -> NoReturn:
+        raise ValueError(f"cannot be read: {words} (at character {self.at + 1})")
 
-    def _next(self, text: str) -> bool:
-        if self._text.startswith(text, self._at):
-            self._at += len(text)
-            return True
-        return False
-
-    def _choice(self) -> _Node:
-        parts = [self._sequence()]
-        while self._next("|"):
-            parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else _Node("choice", parts=parts)
-
-    def _sequence(self) -> _Node:
-        parts = []
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            parts.append(self._repeated(self._atom()))
-        return _Node("sequence", parts=parts)
-
-    def _atom(self) -> _Node:
-        sign = self._text[self._at]
-        if sign == "(":
+    def atom(self, character: str) -> Any:
+        if character == "(":
             return self._group()
-        if sign == "[":
+        if character == "[":
             return self._set()
-        if sign in "*+?":
-            raise ValueError(f"has a {sign!r} without anything to repeat")
-        size = 2 if sign == "\\" else 1
-        sign = self._text[self._at : self._at + size]
-        self._at += size
-        if sign in _ASSERTS:
-            return _Node("assert", _ASSERTS[sign])
-        if sign == ".":
-            return _Node("class", sign)
-        if size == 2:
-            if len(sign) == 1:
-                raise ValueError("ends with a backslash")
-            if sign[1].isalnum() and sign[1] not in _ESCAPES:
-                raise ValueError(f"has {sign!r}, which is not supported in a response template")
-            return _Node("class", sign)
-        return _Node("class", re.escape(sign))
+        sign = character + (self.take() if character == "\\" else "")
+        if sign in _ASSERTIONS:
+            return _Assertion(_ASSERTIONS[sign])
+        if len(sign) == 2 and sign[1].isalnum() and sign[1] not in _ESCAPES:
+            raise ValueError(f"has {sign!r}, which is not supported in a response template")
+        return _Set(sign if len(sign) == 2 or sign == "." else re.escape(sign))
 
-    def _set(self) -> _Node:
-        match = _SET.match(self._text, self._at)
-        if match is None or "[:" in match[0]:
+    def _set(self) -> _Set:
+        match = self.match(_SET)
+        if match is None or "[:" in f"[{match[0]}":
             raise ValueError("has a '[' that does not begin a set of characters")
-        self._at = match.end()
+        source = f"[{match[0]}"
         try:
-            re.compile(match[0])
+            re.compile(source)
         except re.error as error:
-            raise ValueError(f"has the invalid set {match[0]!r}: {error}") from None
-        return _Node("class", match[0])
+            raise ValueError(f"has the invalid set {source!r}: {error}") from None
+        return _Set(source)
 
-    def _group(self) -> _Node:
-        self._at += 1
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise ValueError(f"has more than {_DEEPEST} nested groups")
-        name, kind = "", "plain"
-        if self._next("?:"):
-            pass
-        elif self._next("?="):
-            kind = "ahead"
-        elif match := _GROUP_NAME.match(self._text, self._at):
-            self._at, name, kind = match.end(), match[1], "group"
-        elif self._text.startswith("?", self._at):
-            excerpt = self._text[self._at - 1 : self._at + 3]
+    def _group(self) -> Any:
+        if self.next("?="):
+            return _Ahead(self.group())
+        if match := self.match(_GROUP_NAME):
+            return _Group(match[1], self.group())
+        if not self.next("?:") and self.text.startswith("?", self.at):
+            excerpt = self.text[self.at - 1 : self.at + 3]
             raise ValueError(
                 f"has {excerpt!r}: only the groups (…), (?:…), (?P<name>…) and a trailing lookahead (?=…) are supported"
             )
-        inner = self._choice()
-        if not self._next(")"):
-            raise ValueError("has a '(' without ')'")
-        self._depth -= 1
-        return inner if kind == "plain" else _Node(kind, name, [inner])
+        return Series([self.group()])  # a group is no part of the text around it
 
-    def _repeated(self, node: _Node) -> _Node:
-        if self._next("*"):
-            least, most = 0, None
-        elif self._next("+"):
-            least, most = 1, None
-        elif self._next("?"):
-            least, most = 0, 1
-        elif match := _TIMES.match(self._text, self._at):
-            self._at = match.end()
-            least = int(match[1] or 0)
-            last = match[4] or match[3]
-            most = int(last) if last else None if match[2] else least
-            if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-                raise ValueError(f"has {match[0]!r}: each count must be at most {_MOST_REPEATS}, the smaller first")
-        else:
-            return node
-        if node.kind in ("assert", "ahead"):
-            raise ValueError("repeats an assertion")
-        lazy = self._next("?")
-        if self._text[self._at : self._at + 1] in tuple("*+?"):
-            raise ValueError("has two repetitions in a row, which are not supported in a response template")
-        return _Node("repeat", (least, most, lazy), [node])
+    def _count(self, digits: str) -> int:
+        count = super()._count(digits)
+        if count > _MOST_REPEATS:
+            self.error(f"more than {_MOST_REPEATS} repetitions")
+        return count
 
 
-def _literals(tree: _Node) -> Iterator[str]:
+def _literals(node: Any) -> Iterator[str]:
     """Yield the sequences of literal characters in a pattern."""
-    if tree.kind != "sequence":
-        for part in tree.parts:
+    match node:
+        case Choice(branches):
+            for branch in branches:
+                yield from _literals(branch)
+        case Repeat(part) | _Group(_, part) | _Ahead(part):
             yield from _literals(part)
-        return
-    run = ""
-    for part in (*tree.parts, _Node("end")):
-        source = part.value if part.kind == "class" else ""
-        if len(source) == 1 and source != ".":
-            run += source
-        elif len(source) == 2 and source[0] == "\\" and not source[1].isalnum():
-            run += source[1]
-        else:
-            if run:
-                yield run
-            run = ""
-            yield from _literals(part)
+        case Series(parts):
+            for is_text, run in itertools.groupby(parts, lambda part: bool(_literal(part))):
+                if is_text:
+                    yield "".join(map(_literal, run))
+                else:
+                    for part in run:
+                        yield from _literals(part)
+        case _Set() if text := _literal(node):
+            yield text
+
+
+def _literal(node: Any) -> str:
+    """Return the only character of a set, or "" if the node is another or the set has several."""
+    source = node.source if isinstance(node, _Set) else ""
+    if len(source) == 2 and source[0] == "\\" and not source[1].isalnum():
+        return str(source[1])
+    return source if len(source) == 1 and source != "." else ""
