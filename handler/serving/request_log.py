@@ -170,8 +170,9 @@ class Capture:
         self._pieces: list[bytes] = []
         self._taken = 0  # bytes of the pieces
 
-    def start(self, body: bytes) -> None:
-        self._body = body
+    def start(self, body: bytes, *, is_decompressed: bool = False) -> None:
+        """Record the body. The decompressed form of a body is recorded without its Content-Encoding."""
+        self._body, self._is_decompressed = body, is_decompressed
 
     def drop(self) -> None:
         """Do not write the request."""
@@ -182,12 +183,6 @@ class Capture:
         other = copy.copy(self)
         self.drop()
         return other
-
-    def decompress(self, body: bytes) -> None:
-        """Replace the body by its decompressed form, which is recorded without its Content-Encoding."""
-        if self._body is not None:
-            self._body = body
-            self._is_decompressed = True
 
     def add(self, data: bytes) -> None:
         """Add a chunk of the response. If there is no room for it, the request is not captured."""

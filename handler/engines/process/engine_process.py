@@ -110,6 +110,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     active: set[int] = set()
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
     end_of_server = engine.end_of_server() if isinstance(engine, OwnsServer) else None
+    looping = engine if isinstance(engine, RunsLoop) else None  # the check is slow, and steps are many
     receive = True
 
     def deliver(step: Step) -> bool:
@@ -143,12 +144,12 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 else:
                     answers.append(output)
             commands = reader.receive(channel) if arrived(0) else None
-        if isinstance(engine, RunsLoop):
+        if looping is not None:
             if answers or not active:
                 deliver(Step.of(answers))
             with contextlib.suppress(Interrupted):
                 if active:
-                    engine.run_steps(deliver)
+                    looping.run_steps(deliver)
             reporter.report(idle=not active)
             continue
         receive = not interruptible  # an interruptible engine raises Interrupted instead

@@ -33,8 +33,7 @@ class CapturedTask(RequestTask):
 
     def note_decoded(self, intake: Intake) -> None:
         """Capture the decompressed body, unless the response will contain the id of a session."""
-        if intake.head.encoding:
-            self.capture.decompress(intake.body)
+        self.capture.start(intake.body, is_decompressed=bool(intake.head.encoding))
         if intake.decoded is not None and intake.decoded.session_call:
             self.capture.drop()
         intake.size += len(intake.body)

@@ -20,6 +20,7 @@ class Admission:
     def __init__(self) -> None:
         self.loaded: list[Sequence[MediaSource]] = []
         self.media = self
+        self.preprocessor = None
 
     def load(self, sources: Sequence[MediaSource], owner: str) -> Future[Any]:
         self.loaded.append(sources)
