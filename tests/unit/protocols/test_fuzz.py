@@ -18,6 +18,7 @@ from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.openai.request import CHAT as CHAT_TABLE
 from handler.protocols.openai.request import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.rerank import request as rerank
+from handler.protocols.responses.types import ITEMS
 from handler.protocols.responses.types import TABLE as RESPONSES
 from handler.protocols.tei import request as tei
 from tests.unit.protocols.answers import CAPABLE, CHAT, COMPLETIONS, DIALECTS, NAMED, answer, saying
@@ -133,14 +134,21 @@ messages = st.fixed_dictionaries(
 )
 
 parts = st.fixed_dictionaries({"type": one_of("input_text", "output_text", "refusal"), "text": any_text}) | values
-items = st.fixed_dictionaries(
-    {"type": one_of("message", "function_call", "function_call_output", "reasoning", "item_reference")},
-    optional={
-        "role": one_of("user", "assistant", "developer"), "content": texts | st.lists(parts, max_size=2) | values,
-        "call_id": ids, "name": any_text, "arguments": one_of("{}", "[]"), "output": any_text, "summary": values,
-        "namespace": any_text,
-    },
-)  # fmt: skip
+OF_ITEMS = {
+    "role": one_of("user", "assistant", "developer"), "content": texts | st.lists(parts, max_size=2) | values,
+    "call_id": ids, "name": any_text, "arguments": one_of("{}", "[]"), "input": any_text, "output": any_text,
+    "namespace": any_text, "author": any_text, "recipient": any_text,
+}  # fmt: skip
+RECORDED = ("id", "call_id", "approval_request_id", "arguments", "action", "output", "result")
+
+
+def item_of(kind: str) -> st.SearchStrategy[Any]:
+    declared = ITEMS[kind].fields
+    names = RECORDED if declared is None else declared.fields
+    return st.fixed_dictionaries({"type": st.just(kind)}, optional={name: OF_ITEMS.get(name, values) for name in names})
+
+
+items = st.sampled_from([*ITEMS]).flatmap(item_of) | st.fixed_dictionaries({"type": one_of("item_reference")})
 tool = st.fixed_dictionaries({"type": one_of("function")}, optional={"name": one_of("f"), "parameters": values})
 responses = st.fixed_dictionaries(
     {"input": texts | st.lists(items | values, max_size=3) | values},
