@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -26,6 +29,8 @@ log = logging.getLogger("handler.djl")
 
 LOOK = 0.02
 """Seconds between looks at the lock of another worker."""
+RETRY = 10.0
+"""Seconds after which what could not be taken over is tried again."""
 
 
 class _Entry(NamedTuple):
@@ -38,10 +43,10 @@ class _Entry(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """An entry that this worker has taken over or written, and the id of its adapter here."""
+    """An entry of the document, and the id of its adapter here, or 0 if it could not be taken over."""
 
     entry: _Entry
-    id: int | None
+    id: int
 
 
 class SharedAdapters:
@@ -54,16 +59,21 @@ class SharedAdapters:
         directory: directory that the workers share, and that no other user can change.
         model: model directory.
         adapters: adapters of this worker.
+        patience: seconds to wait for other workers' changes, one of which may have been stopped.
         is_notified: whether Java tells each worker of every change. This one then follows others only when it starts.
     """
 
-    def __init__(self, directory: Path, model: Path, adapters: ServedAdapters, *, is_notified: bool = False) -> None:
+    def __init__(
+        self, directory: Path, model: Path, adapters: ServedAdapters, patience: float, *, is_notified: bool = False
+    ) -> None:
         name = f"adapters-{hashlib.sha256(bytes(model)).hexdigest()[:16]}"
         self._document, self._lock_file = directory / f"{name}.json", directory / f"{name}.lock"
         self._adapters = adapters
+        self._patience = patience
         self._is_notified = is_notified
         self._known: dict[str, _Known] = {}
         self._last_read: tuple[int, int] | None = None  # inode and time of the document
+        self._retry_at = math.inf
 
     async def begin(self) -> None:
         """Take over what other workers have registered. The first worker writes the adapters next to the model.
@@ -81,8 +91,12 @@ class SharedAdapters:
 
     @property
     def is_behind(self) -> bool:
-        """Whether other workers have made changes of which Java does not tell this one."""
-        return not self._is_notified and self._version() not in (None, self._last_read)
+        """Whether other workers have made changes of which Java does not tell this one, or which it must try again."""
+        return not self._is_notified and self._is_unread
+
+    @property
+    def _is_unread(self) -> bool:
+        return self._version() not in (None, self._last_read) or time.monotonic() >= self._retry_at
 
     def changing(self) -> str | None:
         """Return the name of the adapter that a worker is changing now, or None."""
@@ -114,30 +128,31 @@ class SharedAdapters:
             raise
 
     async def take_over(self) -> None:
-        """Make the adapters of this worker those of the document."""
-        version = self._version()
-        if version in (None, self._last_read):
+        """Make the adapters of this worker those of the document. What fails is tried again later."""
+        if not self._is_unread:
             return
+        self._last_read, self._retry_at = self._version(), math.inf
         try:
             document = json.loads(self._document.read_bytes())
             entries = {name: _Entry(*fields) for name, fields in document["adapters"].items()}
             next_number = int(document["next"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.error("cannot read the adapters of the other workers in %s: %s", self._document, error)
+            self._retry_at = time.monotonic() + RETRY
             return
-        self._last_read = version
         for name in [entry.adapter.name for entry in self._adapters.registry if entry.adapter.name not in entries]:
             with self._logged(name):
                 self._adapters.leave(name)
         ids = {entry.adapter.name: entry.adapter.id for entry in self._adapters.registry}
         for name, entry in sorted(entries.items(), key=lambda item: item[1].number):
             known = self._known.get(name)
-            if known is None or not _is_same(known.entry, entry) or ids.get(name, known.id) != known.id:
+            if known is None or not _is_same(known.entry, entry) or ids.get(name) != known.id:
+                known = _Known(entry, 0)
                 with self._logged(name):
                     path = Path(entry.path)
                     taken = await self._adapters.take_over(name, path, number=entry.number, preload=entry.preload)
                     known = _Known(entry, taken.adapter.id)
-            self._known[name] = _Known(entry, None if known is None else known.id)
+            self._known[name] = known._replace(entry=entry)
         self._known = {name: known for name, known in self._known.items() if name in entries}
         self._adapters.registry.next_number = max(self._adapters.registry.next_number, next_number)
 
@@ -149,6 +164,7 @@ class SharedAdapters:
             pass
         except ServingError as error:
             log.warning("cannot take over a change of the adapter %s: %s", name, error.public)
+            self._retry_at = time.monotonic() + RETRY
 
     def _write(self, *names: str) -> None:
         """Write the adapters with these names, as this worker has them. All others remain as they are.
@@ -183,6 +199,7 @@ class SharedAdapters:
 
     @contextlib.asynccontextmanager
     async def _lock(self, name: str) -> AsyncIterator[None]:
+        deadline = time.monotonic() + self._patience
         descriptor = open_lock_file(self._lock_file, os.O_RDWR | os.O_CREAT)
         try:
             while True:
@@ -190,6 +207,8 @@ class SharedAdapters:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:  # another worker's change
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(errno.ETIMEDOUT, "another worker's change has not ended") from None
                     await asyncio.sleep(LOOK)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, name.encode(), 0)

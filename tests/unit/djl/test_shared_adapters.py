@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from handler.core.errors import ServingError
-from handler.djl import modes, startup, wire
+from handler.djl import modes, shared_adapters, startup, wire
 from handler.djl.batches import Item
 from handler.djl.modes import AdapterCalls
 from handler.djl.shared_adapters import SharedAdapters
@@ -32,7 +32,7 @@ __all__ = ["benches"]
 class Worker:
     """A worker whose engine loads adapters when they are needed, in a directory that all workers share."""
 
-    def __init__(self, home: Path, *, is_notified: bool = False) -> None:
+    def __init__(self, home: Path, *, patience: float = 60, is_notified: bool = False) -> None:
         at_start = {path.name: path for path in sorted((home / "model" / "adapters").glob("*"))}
         self.registry = AdapterRegistry()
         roots = AdapterRoots([home])
@@ -40,7 +40,7 @@ class Worker:
         for name, path in at_start.items():
             self.registry.register(name, path, lambda outcome: None, preload=False)
         self.adapters = adapters
-        self.shared = SharedAdapters(home / "shared", home / "model", adapters, is_notified=is_notified)
+        self.shared = SharedAdapters(home / "shared", home / "model", adapters, patience, is_notified=is_notified)
 
     async def started(self) -> Worker:
         await self.shared.begin()
@@ -223,25 +223,99 @@ def test_an_adapter_whose_code_this_worker_cannot_load_is_unknown_to_it_alone(
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"adapters": {"a": 1}}', '{"adapters": {"a": ["/x", 1]}}', '{"adapters": {}}',
-     '{"adapters": {}, "next": "x"}', '{"adapters": {}, "next": null}'],
+     '{"adapters": [], "next": 1}', '{"adapters": {}, "next": "x"}', '{"adapters": {}, "next": null}'],
 )  # fmt: skip
 def test_a_damaged_document_changes_nothing(home: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         one = await Worker(home).started()
         (document,) = (home / "shared").glob("*.json")
         document.write_text(text)
-        await one.shared.take_over()
+        for _ in range(5):
+            if one.shared.is_behind:  # as each request asks
+                await one.shared.take_over()
+        assert not one.shared.is_behind
+        assert caplog.text.count("cannot read the adapters of the other workers") == 1
         assert sorted(one.known()) == ["first", "second"]
+        await one.register("a", home / "other")  # which mends the document
+        assert sorted((await Worker(home).started()).known()) == ["a", "first", "second"]
 
     asyncio.run(run())
-    assert "cannot read the adapters of the other workers" in caplog.text
+
+
+def test_a_document_that_cannot_be_read_now_is_read_later(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        one, other = [await Worker(home).started() for _ in range(2)]
+        await one.register("a", home / "other")
+        monkeypatch.setattr(shared_adapters, "RETRY", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", raising(OSError(24, "Too many open files")))
+            await other.shared.take_over()
+        assert "a" not in other.known()
+        assert other.shared.is_behind
+        await other.shared.take_over()
+        assert other.known() == one.known()
+        assert not other.shared.is_behind
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("change", ["register", "update"])
+def test_what_could_not_be_taken_over_is_tried_again(home: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        one, other = [await Worker(home).started() for _ in range(2)]
+        name = "first" if change == "update" else "a"
+        await getattr(one, change)(name, home / "other")
+        code = home / "other" / "model.py"
+        code.write_text("import a_package_that_is_absent\n")
+        before = other.known()
+        monkeypatch.setattr(shared_adapters, "RETRY", 0)
+        for _ in range(2):
+            assert other.shared.is_behind
+            await other.shared.take_over()
+            assert other.known() == before
+        code.unlink()
+        await other.shared.take_over()
+        assert other.known() == one.known()
+        assert not other.shared.is_behind
+
+    asyncio.run(run())
+
+
+def test_a_deletion_that_cannot_be_written_is_undone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        one, other = [await Worker(home).started() for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedAdapters, "_write", raising(OSError(28, "No space left on device")))
+            with pytest.raises(ServingError, match="adapter first: No space left on device"):
+                await one.unregister("first")
+        await one.shared.take_over()
+        assert one.known() == other.known()
+        assert "first" in one.known()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_was_stopped_in_its_change_does_not_stop_the_others(home: Path) -> None:
+    async def run() -> None:
+        one = await Worker(home, patience=0).started()
+        before = one.known()
+        with locked(home, "a"):
+            with pytest.raises(ServingError, match="another worker's change has not ended"):
+                await one.register("b", home / "other")
+            with pytest.raises(OSError, match="another worker's change has not ended"):
+                await Worker(home, patience=0).started()
+        assert one.known() == before
+        await one.register("b", home / "other")
+        assert "b" in one.known()
+
+    asyncio.run(run())
 
 
 def test_models_do_not_share_and_others_cannot_read(home: Path) -> None:
     async def run() -> None:
         one = await Worker(home).started()
         await one.register("a", home / "other")
-        another = SharedAdapters(home / "shared", home / "another", Worker(home).adapters)
+        another = SharedAdapters(home / "shared", home / "another", Worker(home).adapters, 60)
         await another.begin()
         assert not another.is_behind
 
