@@ -160,7 +160,8 @@ def warning_without_keys(host: str, *, checks_keys: bool = True) -> str:
     remedy = f"set {KEYS}=KEY,..." if checks_keys else f"use LMI_FRONT=embedded with {KEYS}=KEY,..."
     return (
         f"{missing}, and the server listens on {host}: anyone who can reach the port can use the model; "
-        f"{remedy}, or listen on 127.0.0.1"
+        f"{remedy}, or listen on 127.0.0.1. All clients share what they store, unless option.owner_header tells those "
+        f"of a gateway apart"
     )
 
 

@@ -24,6 +24,8 @@ _SCRIPTS, _REQUIREMENTS = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS", "DISALLOW_REQUIRE
 _REMOTE_CODE, _PICKLE, _TEMPLATE = "DISALLOW_TRUST_REMOTE_CODE", "DISALLOW_PICKLE_FILES", "DISALLOW_CHAT_TEMPLATE"
 
 _PICKLES = re.compile(r".*\.(bin|pt|pth|ckpt|pkl)", re.IGNORECASE | re.DOTALL)
+_NO = frozenset(("none", "", "false", "f", "no", "n", "off", "0"))
+"""Values of an option or an engine's argument that is off. Python and pydantic read any other as true, or refuse it."""
 _WITH_TEMPLATES = ("tokenizer_config.json", "processor_config.json", "chat_template.json")
 """JSON files whose member `chat_template` is a template."""
 
@@ -117,7 +119,7 @@ def _requirements(config: Config, home: Path | None) -> Iterator[str]:
 def _remote_code(config: Config, home: Path | None) -> Iterator[str]:
     values = (config.settings.get("option.trust_remote_code"), config.engine_options.get("trust_remote_code"))
     arguments = config.engine_options.get("engine_args", {}).get("trust_remote_code")
-    if any(str(value).strip().lower() in ("true", "1") for value in (*values, arguments)):
+    if not _NO.issuperset(str(value).strip().lower() for value in (*values, arguments)):
         yield "option.trust_remote_code=true"
 
 

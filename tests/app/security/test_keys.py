@@ -366,6 +366,7 @@ def test_a_server_that_others_reach_without_a_key_says_so(monkeypatch: pytest.Mo
     for host in ("0.0.0.0", "::", "10.1.2.3", "lmi.example.com"):
         assert warning_of(Access(keys=("key",)), host) == ""
         assert f"the server listens on {host}: anyone" in warning_of(Access(), host)
+        assert warning_of(Access(), host).endswith("unless option.owner_header tells those of a gateway apart")
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials/x")
     assert warning_of(Access(), "0.0.0.0") == ""  # SageMaker
     monkeypatch.setenv("ECS_CONTAINER_METADATA_URI_V4", "http://169.254.170.2/v4/x")

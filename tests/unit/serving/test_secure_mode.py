@@ -145,6 +145,22 @@ def test_code_runs_where_secure_mode_is_off(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("value", [True, 1, 2, "true", "yes", "On", " 1 ", "t", [0], {"a": 0}])
+def test_no_spelling_of_an_engine_s_argument_runs_code(
+    value: object, tmp_path: Path, secure: Callable[..., None]
+) -> None:
+    arguments = json.dumps({"trust_remote_code": value})
+    options = ["option.llm_engine=vllm", f"option.model_id={tmp_path}"]
+    config = read_config(overrides=[*options, f"option.engine_args={arguments}"]).config
+    secure(REMOTE)
+    with pytest.raises(ConfigError, match=f"option.trust_remote_code=true: {REMOTE}"):
+        secure_mode.check_secure_mode(config, tmp_path, [])
+    for off in (False, 0, None, "false", "Off", ""):
+        given = f"option.engine_args={json.dumps({'trust_remote_code': off})}"
+        config = read_config(overrides=[*options, given]).config
+        secure_mode.check_secure_mode(config, tmp_path, [])
+
+
 @pytest.mark.parametrize(
     ("controls", "channels", "message"),
     [
