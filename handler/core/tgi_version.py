@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 
 class TgiVersion(NamedTuple):
-    """A release of TGI. It can be compared with a tuple such as `(2, 4)`."""
+    """A release of TGI, by default the last of its minor version. It can be compared with a tuple such as `(2, 4)`."""
 
     major: int
     minor: int
+    patch: int = 99
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
@@ -21,9 +22,9 @@ class TgiVersion(NamedTuple):
 
         The source is `default_max_new_tokens` in router/src/lib.rs of each release.
         """
-        if self < (1, 2):
+        if self < (1, 1, 1):
             return 20
-        return 100 if (1, 3) <= self < (3, 0) else None
+        return 100 if (1, 3, 3) <= self < (3, 0) else None
 
     @property
     def samples_alone(self) -> bool:
@@ -41,8 +42,8 @@ def read_tgi_version(text: str) -> TgiVersion:
     Raises:
         ValueError: if the text is not a release of TGI.
     """
-    match = re.fullmatch(r"v?([0-3])\.([0-9]{1,2})(\.[0-9]{1,2})?", text)
-    version = TgiVersion(int(match[1]), int(match[2])) if match else None
+    match = re.fullmatch(r"v?([0-3])\.([0-9]{1,2})(?:\.([0-9]{1,2}))?", text)
+    version = TgiVersion(*map(int, filter(None, match.groups()))) if match else None
     if version is None or version > NEWEST:
         raise ValueError(f"must be a release of TGI up to {NEWEST}, such as 2.4.1")
     return version

@@ -92,11 +92,8 @@ class SharedAdapters:
     @property
     def is_behind(self) -> bool:
         """Whether other workers have made changes of which Java does not tell this one, or which it must try again."""
-        return not self._is_notified and self._is_unread
-
-    @property
-    def _is_unread(self) -> bool:
-        return self._version() not in (None, self._last_read) or time.monotonic() >= self._retry_at
+        is_unread = self._version() not in (None, self._last_read) or time.monotonic() >= self._retry_at
+        return is_unread and not self._is_notified
 
     def changing(self) -> str | None:
         """Return the name of the adapter that a worker is changing now, or None."""
@@ -129,8 +126,6 @@ class SharedAdapters:
 
     async def take_over(self) -> None:
         """Make the adapters of this worker those of the document. What fails is tried again later."""
-        if not self._is_unread:
-            return
         self._last_read, self._retry_at = self._version(), math.inf
         try:
             document = json.loads(self._document.read_bytes())

@@ -231,8 +231,9 @@ async def shared_adapters(model: ServedModel, model_directory: Path, *, is_notif
         if is_of_another_user(root):
             raise PermissionError(errno.EPERM, "it was created by another user of this machine")
         directory = _directory_of_workers(root, _java())
-        patience = model.config.predict_timeout
-        adapters = SharedAdapters(directory, model_directory, model.adapters, patience, is_notified=is_notified)
+        adapters = SharedAdapters(
+            directory, model_directory, model.adapters, model.config.predict_timeout, is_notified=is_notified
+        )
         await adapters.begin()
     except BadRequest:
         return None

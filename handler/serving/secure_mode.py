@@ -64,28 +64,18 @@ def check_secure_mode(config: Config, home: Path | None, files: Iterable[Path]) 
     refuse([*(_problem(_SCRIPTS, str(file)) for file in files if _SCRIPTS in names), *problems])
 
 
-def check_adapter(path: Path) -> None:
+def check_adapter(path: Path, failure: Callable[[str], Exception] = AdapterFailed) -> None:
     """Check an adapter's directory against the controls of secure mode.
 
+    Args:
+        failure: the exception to raise if a control forbids one of its files.
+
     Raises:
-        AdapterFailed: a control forbids one of its files.
         ConfigError: the controls are invalid.
     """
     for name in sorted(controls()):
         for what in _of_adapter(name, path):
-            raise AdapterFailed(f"src={path}: {_problem(name, what).message}")
-
-
-def check_adapter_at_start(path: Path) -> None:
-    """Check an adapter as `check_adapter` does, before the server starts.
-
-    Raises:
-        ConfigError: a control forbids one of its files.
-    """
-    try:
-        check_adapter(path)
-    except AdapterFailed as error:
-        raise ConfigError(error.message) from None
+            raise failure(f"src={path}: {_problem(name, what).message}")
 
 
 def _problem(control: str, what: str) -> Problem:
@@ -117,9 +107,13 @@ def _requirements(config: Config, home: Path | None) -> Iterator[str]:
 
 
 def _remote_code(config: Config, home: Path | None) -> Iterator[str]:
-    values = (config.settings.get("option.trust_remote_code"), config.engine_options.get("trust_remote_code"))
-    arguments = config.engine_options.get("engine_args", {}).get("trust_remote_code")
-    if not _NO.issuperset(str(value).strip().lower() for value in (*values, arguments)):
+    options = config.engine_options
+    places = (
+        options,
+        options.get("engine_args", {}),
+        {"trust_remote_code": config.settings.get("option.trust_remote_code")},
+    )
+    if not _NO.issuperset(str(place.get("trust_remote_code")).strip().lower() for place in places):
         yield "option.trust_remote_code=true"
 
 

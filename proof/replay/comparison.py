@@ -598,8 +598,8 @@ def _items(reference: _Documents, target: _Documents, lists: re.Pattern[str] = _
 def _unsampled(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
     """Compare values that do not depend on the generated text, such as the prompt tokens."""
     for path, *values in _in_both(reference.places, target.places):
-        is_fixed = _UNSAMPLED.search(without_indexes(path))
-        distinct = [list(dict.fromkeys(side)) for side in values] if is_fixed else [[], []]
+        is_chosen = not _UNSAMPLED.search(without_indexes(path))
+        distinct = [[], []] if is_chosen else [list(dict.fromkeys(side)) for side in values]
         if distinct[0] != distinct[1]:
             yield _value_finding(path, name_of(path), distinct[0], distinct[1], near)
 

@@ -187,14 +187,20 @@ def type_of(document: Any) -> str:
 
 
 def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) -> None:
+    """Add the scalars of a value. Names that may be content have one path, and are scalars too."""
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
-        parts = [(f"{path}.{public_name(name)}", _alternatives_of(name, part)) for name, part in value.items()]
-        if not all(map(_NAME.fullmatch, value)):
-            parts = [*_by_name(value, path)]
+        parts = [
+            (f"{path}.{public_name(name)}", _alternatives_of(name, part))
+            for name, part in sorted(value.items(), key=itemgetter(0))
+        ]
+        parts += [(f"{path}.<names>", name) for name in sorted(value) if not _NAME.fullmatch(name)]
+    elif by_index:
+        parts = [(_item(part, path) if isinstance(part, dict) else f"{path}[]", part) for part in value]
     else:
-        parts = [(_item(part, position, path, by_index), part) for position, part in enumerate(value)]
+        kinds = (dict, list)
+        parts = [(f"{path}[{at if isinstance(part, kinds) else ''}]", part) for at, part in enumerate(value)]
     for where, part in parts:
         if not isinstance(part, (dict, list)):
             scalars.setdefault(where, []).append(part)
@@ -202,14 +208,6 @@ def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) 
             _walk(part, where, scalars, by_index)
         else:
             scalars.setdefault(where, []).append(str(part))
-
-
-def _by_name(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the members of an object whose names may be content. Such names have one path, and are values too."""
-    for name, part in sorted(value.items(), key=itemgetter(0)):
-        if (public := public_name(name)) != name:
-            yield f"{path}.<names>", name
-        yield f"{path}.{public}", _alternatives_of(name, part)
 
 
 def _alternatives_of(name: str, value: Any) -> Any:
@@ -232,11 +230,9 @@ def _alternatives_at(part: Any) -> Any:
     return part
 
 
-def _item(part: Any, position: int, of: str, by_index: bool) -> str:
-    index: Any = position
-    if by_index:
-        index = part.get("index") if isinstance(part, dict) else None
-    return f"{of}[{index}]" if isinstance(part, (dict, list)) and isinstance(index, int) else f"{of}[]"
+def _item(part: dict[str, Any], of: str) -> str:
+    index = part.get("index")
+    return f"{of}[{index}]" if isinstance(index, int) else f"{of}[]"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from proof.replay.comparison import Class, Finding, Seen, Traits, changing_ids, echoed_ids, findings, is_compared
 from proof.replay.exchange import Request, Response
-from proof.replay.structure import Fresh, is_at_top
+from proof.replay.structure import AT_TOP, Fresh
 from proof.routes import Source, source_of
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
@@ -155,8 +155,9 @@ class Noise:
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.fresh is Fresh.ID}
         if source_of(request.method, request.route) is Source.REQUEST:
-            is_described = request.method == "GET"  # the id of a model is its name
-            suspects = {key for key in suspects if is_at_top(key[2]) and not is_described}
+            suspects = {
+                key for key in suspects if AT_TOP.fullmatch(key[2]) and request.method != "GET"
+            }  # a model's id is its name
         if suspects and last is not None:
             suspects &= changing_ids(last, reference, self._near)
         sent = echoed_ids(request, reference) if suspects else set()

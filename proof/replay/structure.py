@@ -99,7 +99,8 @@ _NEW_TIME = re.compile(
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _ISO_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?\S*")
-_AT_TOP = re.compile(r"\$(\([^)]*\))?\.[^.]*")
+AT_TOP = re.compile(r"\$(\([^)]*\))?\.[^.]*")
+"""Matches the JSON path of a field of the response itself."""
 _EPOCH = range(1_000_000_000, 4_100_000_000)  # seconds, from 2001 to 2099
 _AT_ONCE = 3600  # seconds between two responses that were recorded together
 
@@ -126,12 +127,7 @@ def kind_of_fresh(path: str, values: Sequence[Any]) -> Fresh | None:
         return None
     if _NEW_TIME.fullmatch(name) or (set(map(type, present)) == {int} and _are_together(present)):
         return Fresh.TIME
-    return Fresh.ID if name == "seed" or (name == "id" and is_at_top(path)) else None
-
-
-def is_at_top(path: str) -> bool:
-    """Return whether a value is a field of the response itself."""
-    return _AT_TOP.fullmatch(path) is not None
+    return Fresh.ID if name == "seed" or (name == "id" and AT_TOP.fullmatch(path)) else None
 
 
 def _are_together(numbers: Sequence[int]) -> bool:
