@@ -713,6 +713,15 @@ def test_length_penalty_and_early_stopping_reach_the_beam_search(driver: Driver)
 
 
 @pytest.mark.parametrize("driver", [OPENVINO], indirect=True)
+def test_penalties_of_a_beam_search_are_refused_by_name(driver: Driver) -> None:
+    for penalty in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+        [delta] = driver.one(CHAT, num_beams=2, max_new_tokens=4, **{penalty: 1.5})
+        assert isinstance(delta.error, RefusedByEngine)
+        assert "cannot be combined with num_beams > 1" in str(delta.error)
+        assert penalty in str(delta.error)
+
+
+@pytest.mark.parametrize("driver", [OPENVINO], indirect=True)
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(driver: Driver) -> None:
     with pytest.raises(PromptTooLong, match=r"at least \d+ tokens; the model accepts at most 8191"):
         driver.tokenizer.encode("word " * 9000)
