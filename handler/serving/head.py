@@ -96,13 +96,14 @@ def unchecked_owner(headers: Headers, header: str | None) -> str:
     """Return the owner of a request whose key the host does not check.
 
     Args:
-        header: header in which a gateway names the owner. One of `KEY_HEADERS` stands for the key in either of them.
-            None: all requests have the same owner.
+        header: header in which a gateway names the owner. One of `KEY_HEADERS` stands for the key in either of them,
+            first in that header, as the gateway may not check the other. None: all requests have the same owner.
     """
     if header and header not in KEY_HEADERS:
         name = headers.get(header, "").strip()
         return owner_by_key(f"{header}: {name}") if name else ""
-    key = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization", ""))
+    keys = [bearer_token(headers.get("authorization", "")), headers.get("x-api-key", "").strip()]
+    key = keys[header != "authorization"] or "".join(keys)
     if not key:
         return ""
     return owner_by_key(key) if header else Everyone(owner_by_key(key))

@@ -411,7 +411,10 @@ def _is_penalized(sampling: Sampling) -> bool:
 def _penalties(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
     names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     if sampling.num_beams > 1 and (_is_penalized(sampling) or sampling.repetition_penalty != 1):
-        raise Unsupported(f"{', '.join(names)} cannot be combined with num_beams > 1 on OpenVINO; omit them")
+        raise Unsupported(
+            "presence_penalty, frequency_penalty and repetition_penalty cannot be combined with num_beams > 1 on "
+            "OpenVINO; omit them"
+        )
     if _is_penalized(sampling) and sampling.repetition_penalty != 1:
         raise Unsupported(
             "presence_penalty and frequency_penalty cannot be combined with repetition_penalty on OpenVINO; "

@@ -86,7 +86,7 @@ def test_an_owner_is_the_one_that_the_host_names() -> None:
         ({}, ""),
         ({"authorization": "Bearer ann"}, "ann"),
         ({"authorization": "bearer  ann "}, "ann"),
-        ({"x-api-key": " ann ", "authorization": "Bearer bob"}, "ann"),
+        ({"x-api-key": " ann ", "authorization": "Basic bob"}, "ann"),
         ({"x-api-key": " ", "authorization": "Bearer ann"}, "ann"),
         ({"authorization": "AWS4-HMAC-SHA256 Credential=x, Signature=y"}, ""),
         ({"authorization": "Basic ann"}, ""),
@@ -102,6 +102,14 @@ def test_an_unchecked_key_names_nobody_unless_a_gateway_has_checked_it(headers: 
     assert everyone == ""
     assert hash(everyone) == hash("")
     assert names_of(everyone) == (("", of_key) if key else ("",))
+
+
+def test_the_header_that_the_gateway_checks_names_the_owner_whatever_the_client_adds() -> None:
+    both = {"authorization": "Bearer a", "x-api-key": "k"}
+    assert unchecked_owner(both, "authorization") == owner_by_key("a")
+    assert unchecked_owner(both, "x-api-key") == owner_by_key("k")
+    assert unchecked_owner({**both, "authorization": ""}, "authorization") == owner_by_key("k")
+    assert names_of(unchecked_owner(both, None)) == ("", owner_by_key("k"))
 
 
 def test_a_gateway_names_owners_in_a_header_of_its_own() -> None:
