@@ -108,12 +108,12 @@ def _requirements(config: Config, home: Path | None) -> Iterator[str]:
 
 def _remote_code(config: Config, home: Path | None) -> Iterator[str]:
     options = config.engine_options
-    places = (
+    sources = (
         options,
         options.get("engine_args", {}),
         {"trust_remote_code": config.settings.get("option.trust_remote_code")},
     )
-    if not _NO.issuperset(str(place.get("trust_remote_code")).strip().lower() for place in places):
+    if not _NO.issuperset(str(source.get("trust_remote_code")).strip().lower() for source in sources):
         yield "option.trust_remote_code=true"
 
 
