@@ -249,6 +249,14 @@ def test_nothing_of_a_value_that_is_cut_vanishes(format: str, text: str) -> None
         assert read(format, text, finish) == whole
 
 
+@pytest.mark.parametrize(("format", "begin"), [("phi4_mini_json", "functools["), ("xlam", "["), ("llama3_json", "[")])
+def test_an_object_of_a_broken_list_is_shown_once(format: str, begin: str) -> None:
+    call = '{"name": "fetch", "arguments": {"city": "fig"}}'
+    answer = read(format, [f'{begin}{{"name": "erase", "arguments": "olive": 1}}}}, {call}]'])
+    assert answer.text.count("olive") == 1
+    assert answer.calls == [("fetch", '{"city": "fig"}', True)]
+
+
 def test_a_name_before_a_broken_call_of_inkling_is_no_part_of_the_next() -> None:
     call = '<|content_invoke_tool_json|>{"name": "clock", "args": {}}<|end_message|>'
     broken = 'lemon<|content_invoke_tool_json|>{"name": 1}'

@@ -277,6 +277,7 @@ class CallsInText(JsonCalls):
     """
 
     def calls(self, begin: str) -> Steps[None]:
+        self._others.clear()
         if begin not in _SIGNS:
             self.marked = bool(begin)
             yield from super().calls(begin)
