@@ -351,7 +351,7 @@ class GrpcPooling(ContractEngine[PooledCall]):
         embedding = await self._clients[server.url].embed(call.ids)
         if len(embedding) != self.info.dimensions:
             raise Failed(f"sent an embedding of {len(embedding)} numbers", f"it had {self.info.dimensions} at startup")
-        self.take_vector(server, running, self._pooling.finish(embedding, call.pooling))
+        self.take_result(server, running, self._pooling.finish(embedding, call.pooling))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

@@ -155,7 +155,7 @@ class LlamaPooling(LlamaServers[PooledCall]):
                 raise Refused(500, error.detail) from None
             raise
         is_finished = self._ranks and self._is_probability
-        self.take_vector(server, running, [*values] if is_finished else self._files.finish(values, call.pooling))
+        self.take_result(server, running, [*values] if is_finished else self._files.finish(values, call.pooling))
 
     async def _embed(self, server: RemoteServer, running: Running[PooledCall]) -> Sequence[float]:
         body = _embedding(running.call.ids)

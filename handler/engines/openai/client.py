@@ -210,7 +210,7 @@ T = TypeVar("T")
 
 
 def ask_each(urls: Sequence[str], ask: Callable[[HttpClient, str], Awaitable[T]]) -> list[T | BaseException]:
-    """Ask each server once. Return what it answers, or the error. This blocks for up to 5 s per question."""
+    """Ask each server once. Return its response, or the error. This blocks for up to 5 s per question."""
 
     async def ask_all() -> list[T | BaseException]:
         client = HttpClient(_MODELS_TIMEOUT, tls=has_tls(urls))

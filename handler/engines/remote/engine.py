@@ -195,9 +195,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         server.begun()
         self._steps.add_token(running.key, id)
 
-    def take_vector(self, server: RemoteServer, running: Running[C], vector: list[float]) -> None:
+    def take_result(self, server: RemoteServer, running: Running[C], values: list[float]) -> None:
         """Store an embedding or scores, which end a request, for the next step."""
-        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=vector)))
+        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=values)))
 
     def hold(self, running: Running[C], part: Part) -> None:
         """Hold back the end of a response until its token counts arrive, for at most `_LINGER` seconds."""
@@ -243,13 +243,13 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         address = "option.base_url={}:" if self._own is None else f"{self.own_name} at {{}}"
         urls = [server.url for server in self._servers]
         try:
-            found, failed = self.complete(find_model(urls, ask, fit, repr(model) if model else "a model", address))
+            common, failed = self.complete(find_model(urls, ask, fit, repr(model) if model else "a model", address))
         except ConfigError:
             if failure := self.own_failure():
                 raise ConfigError(f"{self.own_name} {failure}") from None
             raise
-        self.begin(name, found.max_tokens, config, failed)
-        return found
+        self.begin(name, common.max_tokens, config, failed)
+        return common
 
     def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:
         """Set the engine information from the servers' reports at startup.

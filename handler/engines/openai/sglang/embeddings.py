@@ -111,7 +111,7 @@ class SglangPooling(HttpEngine[PooledCall]):
             raise
         if len(values) != self._model.dimensions:
             raise other_size([len(values)], self._model.dimensions)
-        self.take_vector(server, running, self._files.finish(values, call.pooling))
+        self.take_result(server, running, self._files.finish(values, call.pooling))
 
     async def check(self, server: RemoteServer) -> None:
         """Check that a server serves the model and accepts as many tokens as this engine."""
