@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from handler.core.expressions import Choice, Repeat, Series, choice
-from handler.engines.structured_output.characters import Range, character_class, literal
+from handler.engines.structured_output.characters import Range, character_class, literal, num_common
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,10 @@ def tree_of(texts: Iterable[str]) -> Node:
     branches: list[Node] = []
     for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
         members = list(group)
-        prefix = _common_prefix(members[0], members[-1])
+        prefix = members[0][: num_common(members[0], members[-1])]  # of all, because they are sorted
         rests = [text[len(prefix) :] for text in members]
         branches.append(Series([Text(prefix), tree_of(rests)]) if len(rests) > 1 else Text(prefix))
     return choice(branches)
-
-
-def _common_prefix(first: str, last: str) -> str:
-    """Return the common prefix of two strings. In a sorted list, the strings between the two also have this prefix."""
-    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:length]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
