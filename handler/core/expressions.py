@@ -21,7 +21,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     """One of several branches."""
 
     branches: Sequence[Any]
@@ -41,14 +41,14 @@ def series(parts: Sequence[_Node]) -> _Node | Series:
     return parts[0] if len(parts) == 1 else Series(parts)
 
 
-def choice(branches: Sequence[_Node]) -> _Node | Choice:
-    return branches[0] if len(branches) == 1 else Choice(branches)
+def choice(branches: Sequence[_Node]) -> _Node | Alternatives:
+    return branches[0] if len(branches) == 1 else Alternatives(branches)
 
 
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-class Reader:
+class ExpressionReader:
     """A reader of one expression. The class of a dialect defines `atom` and `error`.
 
     Attributes:

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from handler.engines.llamacpp.gbnf import Characters, Rules
+from handler.engines.structured_output.characters import num_common
 
 MAX_TRIALS = 20_000_000
 """Limit of the characters that llama.cpp may compare for one token of a response."""
@@ -76,17 +77,11 @@ class Sample:
         self.spread = [all_beginnings / own_beginnings for all_beginnings, own_beginnings in pairs]
 
 
-def _num_common(first: str, second: str) -> int:
-    """Return the number of characters at the beginnings of two texts that are equal."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(first), len(second)))
-
-
 def _num_beginnings(texts: Iterable[str]) -> list[int]:
     """Return how many different beginnings of each length the texts have, at least 1."""
     num_new = [0] * (_MOST_CHARACTERS + 2)  # differences between the numbers of adjacent lengths
     for previous, text in pairwise(["", *sorted(texts)]):
-        num_new[_num_common(previous, text) + 1] += 1
+        num_new[num_common(previous, text) + 1] += 1
         num_new[len(text) + 1] -= 1
     return [max(number, 1) for number in accumulate(num_new[:-1])]
 

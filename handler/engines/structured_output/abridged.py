@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from handler.core.expressions import Choice, Repeat, Series
+from handler.core.expressions import Alternatives, Repeat, Series
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.characters import without
-from handler.engines.structured_output.nodes import Characters, Node, Opaque, Rule, Text, least
+from handler.engines.structured_output.nodes import CharacterSet, Node, Opaque, RuleName, Text, least
 from handler.engines.structured_output.regex import parse, written
 
 MARKER = "~"
@@ -39,19 +39,19 @@ def abridged(node: Node, lengths: Mapping[str, int], names: Set[str] = frozenset
     def is_long(node: Node) -> bool:
         part = node.part if isinstance(node, Repeat) else node
         is_loop = isinstance(node, Repeat) and (node.maximum is None or node.maximum >= LONG)
-        return is_loop or (isinstance(part, Rule) and part.name in names) or least(node, lengths) >= LONG
+        return is_loop or (isinstance(part, RuleName) and part.name in names) or least(node, lengths) >= LONG
 
     def whole(node: Node) -> Node:
-        return Choice([inner(node), Text(MARKER)]) if is_long(node) else inner(node)
+        return Alternatives([inner(node), Text(MARKER)]) if is_long(node) else inner(node)
 
     def inner(node: Node) -> Node:
         match node:
-            case Characters(ranges):
-                return Characters(without(ranges, [(ord(MARKER),) * 2]) or ranges)
+            case CharacterSet(ranges):
+                return CharacterSet(without(ranges, [(ord(MARKER),) * 2]) or ranges)
             case Series(parts):
                 return Series(list(elements(parts)))
-            case Choice(branches):
-                return Choice([(inner if isinstance(branch, Series) else whole)(branch) for branch in branches])
+            case Alternatives(branches):
+                return Alternatives([(inner if isinstance(branch, Series) else whole)(branch) for branch in branches])
             case Repeat(part, minimum, maximum):
                 return Repeat((whole if isinstance(part, Repeat) else inner)(part), minimum, maximum)
             case Opaque(text, meaning):
@@ -59,14 +59,14 @@ def abridged(node: Node, lengths: Mapping[str, int], names: Set[str] = frozenset
         return node
 
     def elements(parts: Sequence[Node]) -> Iterator[Node]:
-        for is_run, group in itertools.groupby(parts, lambda part: isinstance(part, Characters | Text)):
+        for is_run, group in itertools.groupby(parts, lambda part: isinstance(part, CharacterSet | Text)):
             run = list(group)
             if is_run and least(Series(run), lengths) >= LONG:
-                yield Choice([Series(list(map(inner, run))), Text(MARKER)])
+                yield Alternatives([Series(list(map(inner, run))), Text(MARKER)])
             else:
                 yield from map(whole, run)
 
-    return (inner if isinstance(node, Series | Choice) else whole)(node)
+    return (inner if isinstance(node, Series | Alternatives) else whole)(node)
 
 
 def _abridged_macro(expression: re.Match[str]) -> str:

@@ -64,6 +64,12 @@ def _escaped(character: str, unsafe: str) -> str:
     return character if _is_plain(character) and character not in unsafe else f"\\U{ord(character):08x}"
 
 
+def num_common(first: str, second: str) -> int:
+    """Return the number of characters at the beginnings of two strings that are equal."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 # -- character classes -------------------------------------------------------------------------------------------------
 
 

@@ -11,15 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from handler.core.expressions import Choice, Repeat, Series, choice, series
+from handler.core.expressions import Alternatives, Repeat, Series, choice, series
 from handler.core.numbers import is_digits
 from handler.engines.structured_output.abridged import LONG, abridged
 from handler.engines.structured_output.characters import LAST, LAST_EXCLUDED, Range, complement, is_misread, joined
 from handler.engines.structured_output.nodes import (
-    Characters,
+    CharacterSet,
     Node,
     Opaque,
-    Rule,
+    RuleName,
     Text,
     element,
     least,
@@ -112,11 +112,11 @@ class Grammar:
     def _units(self, node: Node) -> Iterator[str]:
         """Yield each rule that a node can derive alone, because all else can be empty."""
         match node:
-            case Rule(name):
+            case RuleName(name):
                 yield name
             case Repeat(part) | Opaque(_, part):
                 yield from self._units(part)
-            case Choice(parts):
+            case Alternatives(parts):
                 for part in parts:
                     yield from self._units(part)
             case Series(parts):
@@ -127,7 +127,7 @@ class Grammar:
 
 
 def _calls(node: Node) -> Set[str]:
-    return {below.name for below in walk(node) if isinstance(below, Rule)}
+    return {below.name for below in walk(node) if isinstance(below, RuleName)}
 
 
 def acyclic(text: str) -> Grammar:
@@ -203,7 +203,7 @@ def _terminal(token: _Lexeme) -> Node:
     """Return the node of a literal or class. One that xgrammar refuses is left to it."""
     is_negated = token.text.startswith("[^")
     pieces = list(_characters(token.text[1 + is_negated : -1]))
-    invalid = Opaque(token.text, Characters([(0, LAST)]))
+    invalid = Opaque(token.text, CharacterSet([(0, LAST)]))
     if any(character is None for _, character in pieces):
         return invalid
     if token.kind == "text":
@@ -216,7 +216,7 @@ def _terminal(token: _Lexeme) -> Node:
             return invalid
         ranges.append((first, last))
         del pieces[:width]
-    return Characters(complement(ranges) if is_negated else joined(ranges))
+    return CharacterSet(complement(ranges) if is_negated else joined(ranges))
 
 
 class _Reader:
@@ -276,9 +276,9 @@ class _Reader:
         if kind == "name" and text in _MACROS and self._text() == "(":
             start = self._at
             written = f"{text} {self._bracket()}"
-            return Opaque(written, Choice([Series([]), *map(Rule, self._names(start))]))
+            return Opaque(written, Alternatives([Series([]), *map(RuleName, self._names(start))]))
         if kind == "name":
-            return Rule(text)
+            return RuleName(text)
         if text != "(":
             raise Unreadable(f"EBNF: unexpected {text!r}")
         self._depth += 1

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from handler.core.expressions import Choice, Repeat, Series, choice
-from handler.engines.structured_output.characters import Range, character_class, literal
+from handler.core.expressions import Alternatives, Repeat, Series, choice
+from handler.engines.structured_output.characters import Range, character_class, literal, num_common
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Characters:
+class CharacterSet:
     """One character of a set. `listed` contains those that a regular expression names one by one."""
 
     ranges: Sequence[Range]
@@ -36,7 +36,7 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleName:
     """What the rule with this name derives."""
 
     name: str
@@ -50,7 +50,7 @@ class Opaque:
     meaning: Node
 
 
-Node = Text | Characters | Anchor | Rule | Opaque | Series | Choice | Repeat
+Node = Text | CharacterSet | Anchor | RuleName | Opaque | Series | Alternatives | Repeat
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -59,7 +59,7 @@ def walk(node: Node) -> Iterator[Node]:
     while waiting:
         yield (node := waiting.pop())
         match node:
-            case Series(parts) | Choice(parts):
+            case Series(parts) | Alternatives(parts):
                 waiting += parts
             case Repeat(part) | Opaque(_, part):
                 waiting.append(part)
@@ -70,8 +70,8 @@ def mapped(node: Node, change: Callable[[Node], Node]) -> Node:
     match node:
         case Series(parts):
             node = Series([mapped(part, change) for part in parts])
-        case Choice(branches):
-            node = Choice([mapped(branch, change) for branch in branches])
+        case Alternatives(branches):
+            node = Alternatives([mapped(branch, change) for branch in branches])
         case Repeat(part, minimum, maximum):
             node = Repeat(mapped(part, change), minimum, maximum)
     return change(node)
@@ -86,15 +86,15 @@ def least(node: Node, lengths: Mapping[str, int]) -> int:
     match node:
         case Text(text):
             return len(text)
-        case Rule(name):
+        case RuleName(name):
             return lengths[name]
         case Repeat(part, minimum):
             return minimum * least(part, lengths)
-        case Choice(parts) | Series(parts):
-            return (min if isinstance(node, Choice) else sum)(least(part, lengths) for part in parts)
+        case Alternatives(parts) | Series(parts):
+            return (min if isinstance(node, Alternatives) else sum)(least(part, lengths) for part in parts)
         case Opaque(_, meaning):
             return least(meaning, lengths)
-    return int(isinstance(node, Characters))
+    return int(isinstance(node, CharacterSet))
 
 
 def text_of(node: Node) -> str | None:
@@ -107,7 +107,7 @@ def text_of(node: Node) -> str | None:
             return text
         case Anchor():
             return ""
-        case Characters([(first, last)]) if first == last:
+        case CharacterSet([(first, last)]) if first == last:
             return chr(first)
     return None
 
@@ -120,16 +120,10 @@ def tree_of(texts: Iterable[str]) -> Node:
     branches: list[Node] = []
     for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
         members = list(group)
-        prefix = _common_prefix(members[0], members[-1])
+        prefix = members[0][: num_common(members[0], members[-1])]  # of all, because they are sorted
         rests = [text[len(prefix) :] for text in members]
         branches.append(Series([Text(prefix), tree_of(rests)]) if len(rests) > 1 else Text(prefix))
     return choice(branches)
-
-
-def _common_prefix(first: str, last: str) -> str:
-    """Return the common prefix of two strings. In a sorted list, the strings between the two also have this prefix."""
-    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:length]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -150,13 +144,13 @@ def element(node: Node) -> str:
     if (text := text_of(node)) is not None:
         return literal(text)
     match node:
-        case Characters(ranges):
+        case CharacterSet(ranges):
             return character_class(ranges)
-        case Rule(text) | Opaque(text):
+        case RuleName(text) | Opaque(text):
             return text
         case Repeat(part, minimum, maximum):
             return _repetition(element(part), minimum, maximum)
-        case Choice(branches):
+        case Alternatives(branches):
             return either(map(element, branches))
         case Series(parts):
             return f"({' '.join(_elements(parts))})"

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from handler.core.expressions import Choice, Reader, Repeat, Series, choice
+from handler.core.expressions import Alternatives, ExpressionReader, Repeat, Series, choice
 from handler.engines.structured_output.characters import LAST, LAST_EXCLUDED, Range, complement, joined, without
 from handler.engines.structured_output.nodes import (
     Anchor,
-    Characters,
+    CharacterSet,
     Node,
     Text,
     counts,
@@ -64,7 +64,7 @@ def is_written_unescaped(expression: str) -> bool:
         ValueError: the expression is not supported, see `regex_grammar`.
     """
     nodes = walk(_read(expression))
-    return any(isinstance(node, Characters) and _plain(node) != joined(node.ranges) for node in nodes)
+    return any(isinstance(node, CharacterSet) and _plain(node) != joined(node.ranges) for node in nodes)
 
 
 def parse(expression: str) -> Node:
@@ -119,7 +119,7 @@ def _read(expression: str) -> Node:
     return node
 
 
-class _Reader(Reader):
+class _Reader(ExpressionReader):
     anchors = (Anchor,)
 
     def error(self, words: str) -> NoReturn:
@@ -138,7 +138,7 @@ class _Reader(Reader):
             case "[":
                 return self._class()
             case ".":
-                return Characters(_ANY)
+                return CharacterSet(_ANY)
             case "\\":
                 return self._escape()
         return _single(ord(character))
@@ -156,13 +156,13 @@ class _Reader(Reader):
             return Anchor(at_start=False)
         return self._escaped(_NO_ESCAPES)
 
-    def _escaped(self, unsupported: Mapping[str, str]) -> Characters:
+    def _escaped(self, unsupported: Mapping[str, str]) -> CharacterSet:
         """Read the characters that an escape stands for, after its backslash."""
         if (match := self.match(_CODE)) is not None:
             return _single(self._code(match))
         character = self.take()
         if character in _CATEGORIES:
-            return Characters(_CATEGORIES[character])
+            return CharacterSet(_CATEGORIES[character])
         if character in _CONTROLS:
             return _single(_CONTROLS[character])
         if character in unsupported:
@@ -205,13 +205,13 @@ class _Reader(Reader):
             ranges, listed = complement(ranges), set()
         if not ranges:
             self.error("a class that contains no character")
-        return Characters(joined(ranges), frozenset(listed))
+        return CharacterSet(joined(ranges), frozenset(listed))
 
     def _is_range(self) -> bool:
         """Return whether a minus and the end of a range follow."""
         return self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at)
 
-    def _member(self) -> Characters:
+    def _member(self) -> CharacterSet:
         character = self.take()
         if character != "\\":
             return _single(ord(character))
@@ -220,8 +220,8 @@ class _Reader(Reader):
         return self._escaped(_NO_ESCAPES)
 
 
-def _single(code: int) -> Characters:
-    return Characters([(code, code)], frozenset((code,)))
+def _single(code: int) -> CharacterSet:
+    return CharacterSet([(code, code)], frozenset((code,)))
 
 
 # -- anchors -----------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _is_misplaced(node: Node, *, at_start: bool, is_edge: bool = True) -> bool:
     match node:
         case Anchor():
             return node.at_start is at_start and not is_edge
-        case Choice(branches):
+        case Alternatives(branches):
             return any(look(branch, is_edge=is_edge) for branch in branches)
         case Repeat(part, _, maximum):
             return look(part, is_edge=is_edge and maximum == 1)
@@ -256,25 +256,25 @@ def _is_misplaced(node: Node, *, at_start: bool, is_edge: bool = True) -> bool:
 _ESCAPED_IN_JSON = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
 
 
-def _plain(characters: Characters) -> Sequence[Range]:
+def _plain(characters: CharacterSet) -> Sequence[Range]:
     """Return the characters of a set that a JSON string may contain unescaped."""
     return without(characters.ranges, _ESCAPED_IN_JSON)
 
 
 def _escaped_in_json(node: Node) -> Node:
-    if not isinstance(node, Characters):
+    if not isinstance(node, CharacterSet):
         return _merged(node)
     plain = _plain(node)
     codes = {code for code in node.listed if not any(first <= code <= last for first, last in plain)}
     if not plain and not codes:
         codes = {code for first, last in node.ranges for code in range(first, last + 1)}
     escaped = [Text(json.dumps(chr(code))[1:-1]) for code in sorted(codes)]
-    return _merged(choice([*([Characters(plain)] if plain else []), *escaped]))
+    return _merged(choice([*([CharacterSet(plain)] if plain else []), *escaped]))
 
 
 def _merged(node: Node) -> Node:
     """Merge the branches of a choice of texts that begin alike."""
-    texts = [text_of(branch) for branch in node.branches] if isinstance(node, Choice) else [None]
+    texts = [text_of(branch) for branch in node.branches] if isinstance(node, Alternatives) else [None]
     return node if None in texts else tree_of(map(str, texts))
 
 
@@ -283,12 +283,12 @@ def written(node: Node) -> str:
     if (text := text_of(node)) is not None:
         return "".join(_character(ord(character)) for character in text)
     match node:
-        case Characters(ranges):
+        case CharacterSet(ranges):
             return _class(ranges)
         case Repeat(part, minimum, maximum):
             inner = written(part) if maximum != 0 else ""
             return f"(?:{inner}){counts(minimum, maximum)}" if inner else ""
-        case Choice(branches):
+        case Alternatives(branches):
             texts = list(map(written, branches))
             filled = "|".join(filter(None, texts))
             return f"(?:{filled})" + "?" * ("" in texts) if filled else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from handler.core.expressions import Choice, Reader, Repeat, Series
+from handler.core.expressions import Alternatives, ExpressionReader, Repeat, Series
 
 _MOST_TEXT = 1024  # characters of a pattern
 _MOST_STEPS = 256  # of a compiled pattern
@@ -234,7 +234,7 @@ class Pattern:
             case Series(parts):
                 for index, part in enumerate(parts):
                     self._emit(part, tail=tail and index == len(parts) - 1)
-            case Choice(branches):
+            case Alternatives(branches):
                 self._emit_choice(branches, tail=tail)
             case _Group(name, part):
                 slot = 2 * len(self.groups) + 1
@@ -409,7 +409,7 @@ _ESCAPES = frozenset("wWsSdDtnrfva")
 _ASSERTIONS = {"^": "^", "$": "$", "\\A": "^", "\\Z": "$", "\\b": "b", "\\B": "B"}
 
 
-class _Reader(Reader):
+class _Reader(ExpressionReader):
     """Reads the text of a pattern."""
 
     quantifier = re.compile(r"[*+?]|\{([0-9]+|(?=,[0-9]))(,?)([0-9]*)\}")
@@ -464,7 +464,7 @@ class _Reader(Reader):
 def _literals(node: Any) -> Iterator[str]:
     """Yield the sequences of literal characters in a pattern."""
     match node:
-        case Choice(branches):
+        case Alternatives(branches):
             for branch in branches:
                 yield from _literals(branch)
         case Repeat(part) | _Group(_, part) | _Ahead(part):
