@@ -193,7 +193,7 @@ class RequestParser:
         receiver: connection that receives the parts of the requests.
 
     Attributes:
-        place: what the next byte belongs to.
+        phase: what the next byte belongs to.
         head_size: number of parsed bytes of the newest request's line, headers and trailers.
         num_left: number of bytes of the newest request's body that are not parsed yet, if its head has the length.
         num_parts: number of parts of bodies that have been parsed.
@@ -208,7 +208,7 @@ class RequestParser:
         self._num_fields = 0  # number of headers and trailers that were parsed
         self._unparsed = 0  # bytes received since the last callback
         self._repeated: RequestHead | RepeatedHead | None = None  # the last head; a `RepeatedHead` may come again
-        self.place = BETWEEN
+        self.phase = BETWEEN
         self.head_size = 0
         self.num_left = 0
         self.num_parts = 0
@@ -221,9 +221,9 @@ class RequestParser:
             LineTooLong: the request line is too long.
             BadRequest: the bytes are not a valid HTTP request.
         """
-        if self.place == PLAIN_BODY:
+        if self.phase == PLAIN_BODY:
             return self._take_body(bytes(data))
-        is_first = self.place == BETWEEN
+        is_first = self.phase == BETWEEN
         if is_first:
             if self._repeats(bytes(data)):
                 return
@@ -254,7 +254,7 @@ class RequestParser:
             return
         length = int(fields.get(b"content-length", b"0"))
         is_plain = head.keep_alive and not head.expects_continue and b"transfer-encoding" not in fields
-        if is_plain and self.num_left == length and self.place == (BODY if length else BETWEEN):
+        if is_plain and self.num_left == length and self.phase == (BODY if length else BETWEEN):
             self._repeated = RepeatedHead(head, self._headers, data)
 
     def _repeats(self, data: bytes) -> bool:
@@ -266,7 +266,7 @@ class RequestParser:
         self.head_size = len(data)
         headers, self.num_left = fields
         self._receiver.on_begin()
-        self.place = PLAIN_BODY
+        self.phase = PLAIN_BODY
         self._receiver.on_head(repeated.head, headers)
         if not self.num_left:
             self._end()
@@ -280,7 +280,7 @@ class RequestParser:
             self._end()
 
     def _end(self) -> None:
-        self.place = BETWEEN
+        self.phase = BETWEEN
         self.num_left = 0
         self._receiver.on_end()
 
@@ -327,7 +327,7 @@ class RequestParser:
         self._url = b""
         self._headers = []
         self._num_fields = self._unparsed = 0
-        self.place = HEAD
+        self.phase = HEAD
         self.head_size = 0
         self._receiver.on_begin()
 
@@ -341,7 +341,7 @@ class RequestParser:
         self._num_fields += 1
         size = len(name) + len(value) + 4  # including colon, space and line end
         self._count(size if self._num_fields <= MAX_FIELDS else MAX_HEAD)
-        if self.place == HEAD:
+        if self.phase == HEAD:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -362,7 +362,7 @@ class RequestParser:
         fields = dict(self._headers)
         length = fields.get(b"content-length", b"")
         self.num_left = int(length) if is_digits(length) else 0
-        self.place = BODY
+        self.phase = BODY
         head = RequestHead(
             method=method.decode(),
             path=unquoted(raw_path) if b"%" in self._url else raw_path.decode("ascii"),

@@ -311,7 +311,7 @@ class Protocol(asyncio.Protocol):
         """Close the connection after the pending responses, without waiting for a body that is still being received."""
         if self._held and not self._exchanges:  # these bytes wait for a turn
             self._advance()
-        if self._parser.place >= BODY and self._last_words is None:
+        if self._parser.phase >= BODY and self._last_words is None:
             return self._stop(_refusal(_STOPPING, FRONT_END))
         if self._exchanges:
             self._exchanges[-1].keep_alive = False
@@ -337,7 +337,7 @@ class Protocol(asyncio.Protocol):
     def _stop(self, last_words: bytes = b"") -> None:
         """Stop reading. Answer all complete requests, then write `last_words` and close the connection."""
         self._last_words = last_words
-        if self._parser.place >= BODY:  # the newest request will never be complete
+        if self._parser.phase >= BODY:  # the newest request will never be complete
             if len(self._exchanges) > 1:
                 self._exchanges.pop()
             elif not self._exchanges or self._exchanges[0].phase >= STARTED:
@@ -369,7 +369,7 @@ class Protocol(asyncio.Protocol):
         self._held += data
         if is_waiting:
             self._limit_reading()
-        elif self._parser.place >= BODY and len(self._exchanges) < 2:
+        elif self._parser.phase >= BODY and len(self._exchanges) < 2:
             self._limit_reading()
             self.turns.soon(self.loop, self._advance)
         elif self._must_wait(data):
@@ -417,13 +417,13 @@ class Protocol(asyncio.Protocol):
         return start > 0
 
     def _receive(self, data: bytearray) -> None:
-        if self._parser.place < BODY:
+        if self._parser.phase < BODY:
             self.turns.note_bytes(self.loop, len(data))
         try:
             self._parser.feed(data)
         except ServingError as error:
             return self._stop(_refusal(error))
-        if self._parser.place == HEAD and not self._exchanges and self._timer.due is None:
+        if self._parser.phase == HEAD and not self._exchanges and self._timer.due is None:
             self._timer.set(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     # -- what the bytes contain ----------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ class Protocol(asyncio.Protocol):
 
     def end_response(self, *, keep_alive: bool) -> None:
         """Go on with the next request after a response has been written, or close the connection."""
-        is_unread = self._parser.place >= BODY and len(self._exchanges) < 2
+        is_unread = self._parser.phase >= BODY and len(self._exchanges) < 2
         self._server.total_requests += 1
         if not keep_alive and not is_unread:
             self.transport.close()
@@ -519,7 +519,7 @@ class Protocol(asyncio.Protocol):
 
     def switch(self, successor: Successor) -> None:
         """Pass the connection on to another protocol (see `Exchange.switch`)."""
-        is_last = len(self._exchanges) < 2 and not self._held and self._parser.place == BETWEEN
+        is_last = len(self._exchanges) < 2 and not self._held and self._parser.phase == BETWEEN
         if not is_last or self.flow.has_ended or self._last_words is not None or self.transport.is_closing():
             raise BadRequest("a request that upgrades the protocol must be the last one of its connection")
         self._server.connections.discard(self)

@@ -13,7 +13,7 @@ A `RequestTask` takes these holdings:
                   the media for the reply's next request     `_follow_up` (courses.py)
                   the timer of a background response         `BackgroundRun.begin`
                   the turn at the gate                       `Gating` (stages.py)
-                  the sequences in the engine and the sink   `_submit` (courses.py)
+                  the sequences in the engine and the sink   `RequestTask.run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `Admission.tasks`             `RequestTask.__init__`

@@ -2,12 +2,12 @@
 
 A feature that is not configured has no stage, so that requests do not pay for it. All hosts run the plan for their
 requests: `ServedModel.open` calls the `head` hooks, `RequestTask.parse` the `body` and `parsed` hooks, and
-`courses.py` the other hooks. `http/custom.py` calls the `call` hook. A stage that holds a resource beyond its own call
-passes it to `Life.hold`.
+`RequestTask.run` the `encode` and `queue` hooks. `courses.py` calls the `tokenize` hooks, and `http/custom.py` the
+`call` hook. A stage that holds a resource beyond its own call passes it to `Life.hold`.
 
 Three stages have no hook, because the host or the task does their work. They are in the plan so that the rule about the
-client's time covers them: the host receives the body, `courses.py` submits the requests to the engine, and the host
-writes the response.
+client's time covers them: the host receives the body, `RequestTask.run` submits the requests to the engine, and the
+host writes the response.
 """
 
 from __future__ import annotations

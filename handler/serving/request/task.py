@@ -21,8 +21,10 @@ from handler.core.errors import (
 )
 from handler.core.framing import JSON
 from handler.core.loop import Begun
-from handler.core.values import Delta, Finish
-from handler.protocols.kernel.dialect import ParsedRequest
+from handler.core.text import Prompt
+from handler.core.values import Delta, Finish, Request
+from handler.plugins.formatter_thread import ThreadedReply
+from handler.protocols.kernel.dialect import ParsedRequest, WithoutEngine
 from handler.protocols.kernel.errors import Headers, HttpResponse
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
@@ -30,7 +32,7 @@ from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.quota import Share
-from handler.serving.request.courses import COURSES, generate
+from handler.serving.request.courses import COURSES
 from handler.serving.request.life import (
     ACCEPT,
     ANSWERING,
@@ -41,9 +43,10 @@ from handler.serving.request.life import (
     OUTPUT,
     PARSED,
     START,
+    SUBMIT,
     Life,
 )
-from handler.serving.request.plan import Intake
+from handler.serving.request.plan import Encoding, Intake, SharedMedia, Wait
 
 log = logging.getLogger("handler.request")
 
@@ -268,7 +271,7 @@ class RequestTask(Life):
         return background
 
     async def run(self, body: bytes | None = None) -> None:
-        """Parse the body (unless it is None), and begin the course of the response.
+        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the requests.
 
         Run this by `begin`.
         """
@@ -277,16 +280,61 @@ class RequestTask(Life):
         if body is not None:
             await self.parse(body)
             del body  # do not keep it in memory while the response is sent
-        if self.parsed is None or self.phase is not PARSED:
+        parsed, plan, loaded = self.parsed, self.admission.plan, list[Any]()
+        if parsed is None or self.phase is not PARSED:
             return
         self.on(START)
         try:
-            if (course := self.parsed.course) is None:
-                await generate(self, self.parsed)
-            else:
-                await COURSES[type(course)](self, self.parsed, course)
+            requests, course = parsed.requests, parsed.course
+            if course is None and not requests:
+                course = WithoutEngine()
+            if course is not None and not await COURSES[type(course)](self, parsed, course, loaded):
+                return
+            encodings = await self.encode(requests, plan.encode, loaded)
+            encoded = [encoding.request for encoding in encodings]
+            if encoded != [*requests]:
+                self.parsed = parsed = parsed._replace(requests=encoded)
+            self.stats.note_encoded(parsed)
+            for queue in plan.queue:
+                if not self.finished and (waiting := queue(self, requests, self.head.owner)) is not None:
+                    await waiting
+            if self.finished:
+                return
+            self.on(SUBMIT)
+            sink = parsed.reply.put if isinstance(parsed.reply, ThreadedReply) else self.feed
+            for index, encoding in enumerate(encodings):
+                prompt, put = self.start(index, encoding), functools.partial(sink, index)
+                started, owner = self.stats.note_started, self.head.owner
+                id = self.driver.submit(encoding.request, prompt, put, started, owner, follows=index > 0)
+                self.hold(functools.partial(self.driver.cancel, id))
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
+
+    async def encode(
+        self, requests: Sequence[Request], hooks: Sequence[Callable[[Encoding], Wait]], loaded: SharedMedia, **more: Any
+    ) -> list[Encoding]:
+        """Pass requests through hooks of the plan.
+
+        Args:
+            loaded: media that were loaded for the body. More are added to it.
+            more: further arguments of `Encoding`.
+        """
+        size, owner = self.memory.body, self.head.owner
+        encodings = [Encoding(request, size, owner, self.hold, loaded, **more) for request in requests]
+        for encoding in encodings:
+            for work in hooks:
+                if (waiting := work(encoding)) is not None:
+                    await waiting
+        return encodings
+
+    def start(self, index: int, encoding: Encoding) -> Prompt:
+        """Start the reply to a request that is submitted, and return the prompt of the request."""
+        prompt = encoding.prompt
+        assert prompt is not None, "a stage tokenizes the prompt"
+        assert self.parsed is not None, "only a parsed request is encoded"
+        self.stats.num_prompt_tokens += len(prompt.ids)
+        self.parsed.reply.start(index, len(prompt.ids))
+        return prompt
 
     def is_of(self, id: str, owner: str) -> bool:
         """Return whether the request is running and its client has set this id."""
