@@ -463,6 +463,8 @@ def _of_conversations(summary: str, kind: Any, example: Any, **request: Any) -> 
     return Operation("OpenAI", f"{summary}; {_NEEDS}", responses, **request)
 
 
+_OF_PAGES: Mapping[str, Shape] = {"limit": COUNT, "order": TEXT, "after": TEXT}
+
 _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/conversations"): _of_conversations(
         "Create a conversation", Conversation, _CONVERSATION,
@@ -479,7 +481,7 @@ _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/conversations/{conversation}/items"): _of_conversations(
         "List the items of a conversation", ConversationItems, {**_PAGE, "data": [_STORED_ITEM]},
-        query={"limit": COUNT, "order": TEXT, "after": TEXT, **_OF_INCLUDE},
+        query={**_OF_PAGES, **_OF_INCLUDE},
     ),
     ("POST", "/v1/conversations/{conversation}/items"): _of_conversations(
         "Add items to a conversation", ConversationItems, {**_PAGE, "data": [_STORED_ITEM]},
@@ -509,7 +511,7 @@ _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/responses/{response}/input_items"): Operation(
         "OpenAI", f"List the input of a stored response; {_NEEDS}",
         {200: (_JSON, ResponseItems, _PAGE), 404: _NO_RESPONSE},
-        query={"limit": COUNT, "order": TEXT, "after": TEXT},
+        query=_OF_PAGES,
     ),
 }  # fmt: skip
 

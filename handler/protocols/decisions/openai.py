@@ -45,8 +45,8 @@ from handler.protocols.kernel.objects import (
 )
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.path import Path
-from handler.protocols.kernel.readers import show, string
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts
+from handler.protocols.kernel.readers import show, string, string_up_to
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.request import MODEL
 
@@ -73,18 +73,12 @@ _prompt_cache_options = members(
 """Reads OpenAI's options of the prompt cache. They have no effect, because the engine decides what it caches."""
 
 
-@accepts(type="string", maxLength=_MAX_IDENTIFIER)
-def _identifier(value: Any) -> None:
-    if len(string(value)) > _MAX_IDENTIFIER:
-        raise ValueError(f"must have at most {_MAX_IDENTIFIER} characters")
-
-
 _TABLE = Table(
     {
         **TABLE.parameters,
         "prompt_cache_key": Parameter("", string),
         "prompt_cache_options": Parameter("", _prompt_cache_options),
-        "safety_identifier": Parameter("", _identifier),
+        "safety_identifier": Parameter("", string_up_to(_MAX_IDENTIFIER)),
     }
 )
 _NO_EFFECT = frozenset({"prompt_cache_key", "prompt_cache_options", "safety_identifier", "user", "metadata"})

@@ -94,6 +94,18 @@ def string(value: Any) -> str:
     return value
 
 
+def string_up_to(maximum: int) -> Callable[[Any], str]:
+    """Return a reader of strings of up to `maximum` characters."""
+
+    @accepts(type="string", maxLength=maximum)
+    def read(value: Any) -> str:
+        if len(string(value)) > maximum:
+            raise ValueError(f"must have at most {maximum} characters")
+        return str(value)
+
+    return read
+
+
 @accepts(
     type="object",
     maxProperties=_PAIRS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ from handler.protocols.responses.types import (
     TABLE,
     TOOLS_BY_TYPE,
     TRIGGER,
-    Meaning,
     full_name,
+    meaning_of,
     read_reasoning,
     referenced,
     skipped,
@@ -58,8 +58,6 @@ from handler.protocols.responses.types import (
 _ROLES = ("user", "assistant", "system", "developer")
 _READ = [kind for kind, known in ITEMS.items() if known.fields is not None]
 
-NO_CALLS: Mapping[str, str] = MappingProxyType({})
-
 
 class InputReader(TurnsReader):
     """Reads the input of one request, and translates it to chat messages.
@@ -67,6 +65,7 @@ class InputReader(TurnsReader):
     Attributes:
         field: the name of the field with the items, for reports of names without effect.
         refused: what is said of items of types that are refused.
+        history: the stored items before those of `input`.
         items: the items of `input`, with references replaced by the stored items.
         compacts: whether the request asks for a summary of its conversation.
         summaries: writes and reads summaries.
@@ -80,10 +79,11 @@ class InputReader(TurnsReader):
     refused = REFUSED
 
     def __init__(
-        self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = NO_CALLS
+        self, context: ServerContext, request_context: RequestContext, calls: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         super().__init__(context)
         self._request_context = request_context
+        self.history = request_context.recalled.history
         self._parts = PartReader(context, f"{self.field}[].content[]", self.unknown)
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
@@ -159,12 +159,7 @@ class InputReader(TurnsReader):
                 self.unknown |= {name.replace(at.general, f"{self.field}[]", 1): None for name in unknown}
         if not known.meaning.endswith("output"):
             self._add_shown()
-        MEANINGS[known.meaning](self, item, at)
-
-    @property
-    def history(self) -> Sequence[Any]:
-        """The stored items before those of `input`."""
-        return self._request_context.recalled.history
+        getattr(self, f"_{known.meaning}")(item, at)
 
     @property
     def may_compact(self) -> bool:
@@ -173,8 +168,7 @@ class InputReader(TurnsReader):
 
     def user_messages(self) -> list[Any]:
         """Return the user messages of the conversation."""
-        items = [*self.history, *self.items]
-        return [item for item in items if type_of(item) == "message" and item["role"] == "user"]
+        return [item for item in (*self.history, *self.items) if type_of(item) == "message" and item["role"] == "user"]
 
     def _trigger(self, item: Mapping[str, Any], at: Path) -> None:
         """Ask for a summary of the conversation.
@@ -236,19 +230,21 @@ class InputReader(TurnsReader):
         """Read the output of a tool that another server hosts."""
         call = ITEMS[item["type"]].of
         ids, text = recorded.read_output(item)
-        latest = [id for id, kind in self._calls.items() if kind == call][-1:]
-        id = next((id for id in [*ids, *latest] if id in self._calls), None)
+        ids += [id for id, kind in self._calls.items() if kind == call][-1:]
+        id = next((id for id in ids if id in self._calls), None)
         if id is None:
             raise InvalidPayload(f"{at}: no earlier {call} has the id of this output")
         self._add_output(id, text)
 
-    def _recorded_call(self, item: Mapping[str, Any], at: Path) -> None:
-        """Read a call of a tool that another server hosts as a call of a function."""
-        call = recorded.read_call(item)
-        id = call.id or f"{item['type']}_{len(self._calls)}"
-        self._add_call(id, item["type"], call.name, call.arguments)
-        if call.output is not None:
-            self._add_output(id, call.output)
+    def _recorded_call(self, item: Mapping[str, Any], at: Path) -> str:
+        """Read a call of a tool that another server hosts as a call of a function. Return its id."""
+        id = recorded.id_of(item) or f"{item['type']}_{len(self._calls)}"
+        self._add_call(id, item["type"], ITEMS[item["type"]].of, recorded.read_arguments(item))
+        return id
+
+    def _recorded_result(self, item: Mapping[str, Any], at: Path) -> None:
+        """Read such a call with its results."""
+        self._add_output(self._recorded_call(item, at), recorded.read_results(item))
 
     def _call(self, item: Mapping[str, Any], at: Path) -> None:
         name = full_name(item["namespace"], item["name"])
@@ -272,20 +268,6 @@ class InputReader(TurnsReader):
         return "\n".join([part for part in parts if isinstance(part, str)])
 
 
-MEANINGS: Mapping[Meaning, Callable[[InputReader, Mapping[str, Any], Path], None]] = {
-    "message": InputReader._message,
-    "call": InputReader._call,
-    "output": InputReader._output,
-    "reasoning": InputReader._reasoning,
-    "agent message": InputReader._agent_message,
-    "summary": InputReader._summary,
-    "trigger": InputReader._trigger,
-    "recorded call": InputReader._recorded_call,
-    "recorded call with results": InputReader._recorded_call,
-    "recorded output": InputReader._recorded_output,
-}
-
-
 def item_path(key: str) -> Path:
     """Return the path of a field. In the errors for items, no colon follows a path."""
     return Path((key,), lambda path, reason: f"{path} {reason}")
@@ -305,8 +287,8 @@ def _check_type(item: Any, at: Path) -> str:
 
 def _is_skipped(item: Mapping[str, Any]) -> bool:
     """Return whether a stored item is not part of the prompt: a request for a summary, or a truncated call."""
-    is_call = item["type"] in ITEMS and ITEMS[item["type"]].meaning == "call"
-    return item["type"] == TRIGGER or (is_call and item.get("status") == "incomplete")
+    meaning = meaning_of(item)
+    return meaning == "trigger" or (meaning == "call" and item.get("status") == "incomplete")
 
 
 # -- `tools` and `tool_choice` -----------------------------------------------------------------------------------------
@@ -342,8 +324,9 @@ class ToolsReader:
             self._tool(tool, f"tools[{index}]", "")
 
     def _tool(self, tool: Any, at: str, namespace: str) -> None:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(tool, dict) and (reason := skipped(tool)):
+        tool = tool if isinstance(tool, dict) else {}
+        kind = tool.get("type")
+        if reason := skipped(tool):
             self.ignored[reason] = None
             if kind == CUSTOM:
                 self.left_out[full_name(namespace, str(tool.get("name")))] = reason
@@ -394,7 +377,8 @@ class ToolsReader:
             blamed = f"tools: the format of {' or '.join(custom)}"
         else:
             blamed = "tools: a schema or a format" if with_text else "tools"
-        blamed += ", or text" if with_text else ""
+        if with_text:
+            blamed += ", or text"
         return request._replace(names=request.names._replace(structured_output=blamed))
 
     def _compiled(self, choice: Any, *, with_text: bool) -> list[str]:
@@ -442,12 +426,12 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     names = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
     if value.get("type") == "allowed_tools":
         return _allowed(value, names, reader.ignored)
-    chosen = _chosen(value, "tool_choice", reader.ignored)
+    sent, chosen = NamedValue("tool_choice", value), _chosen(value, "tool_choice", reader.ignored)
     name = chosen["function"]["name"]
     if name not in names and (reason := reader.left_out.get(name)):
-        raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {reason} is not supported")
+        raise sent.refused(f"{name} is omitted, because {reason} is not supported")
     if chosen["type"] != "function" or name not in names:
-        raise NamedValue("tool_choice", value).refused(
+        raise sent.refused(
             "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
             "'custom' and the 'name' of one of the tools"
         )

@@ -205,12 +205,11 @@ class CompactingStream(ResponseStream):
         return self._num_reasoning_before + super()._num_reasoning
 
 
-class CompactingDocument(ResponseDocument):
+class CompactingDocument(CompactionDocument):
     """A non-streaming response that begins with a summary if its prompt has become too long."""
 
     def __init__(self, settings: ResponseSettings, summaries: Summaries, summarizing: Summarizing) -> None:
-        super().__init__(settings)
-        self._summaries = summaries
+        super().__init__(settings, summaries)
         self._summarizing = summarizing
         self._summary: SummaryReader | None = None
 
@@ -234,7 +233,7 @@ class CompactingDocument(ResponseDocument):
     def _document(self) -> OpenAiResponse:
         summary = self._summary
         if summary is None:
-            return super()._document()
+            return self._response()
         item = self._summaries.item(_item_id(self._settings), self._summarizing.summary)
         return self._response([item], summary.num_cached_tokens, summary.num_tokens, summary.num_reasoning)
 

@@ -21,7 +21,7 @@ from handler.protocols.responses.api import Conversation, DeletedConversation
 from handler.protocols.responses.chat import InputReader, item_path
 from handler.protocols.responses.response import secret_id
 from handler.protocols.responses.stored import check_ids, with_ids
-from handler.protocols.responses.types import INCLUDED, ITEMS, REFUSED, TRIGGER, type_of
+from handler.protocols.responses.types import INCLUDED, REFUSED, TRIGGER, meaning_of
 
 MAX_ITEMS = 20
 """The maximum number of items that a call adds to a conversation."""
@@ -84,24 +84,19 @@ def read_body(body: Any, *names: str) -> Mapping[str, Any]:
 def has_outputs(body: Any) -> bool:
     """Return whether a body adds outputs. Their calls may already be in the conversation."""
     items = body.get("items") if isinstance(body, dict) else None
-    return isinstance(items, list) and any(_meaning_of(item).endswith("output") for item in items)
+    return isinstance(items, list) and any(meaning_of(item).endswith("output") for item in items)
 
 
 def calls_in(items: Sequence[Any]) -> dict[str, str]:
     """Return the types of the calls among the items of a conversation, by the ids of the calls."""
     calls = {}
     for item in items:
-        meaning = _meaning_of(item)
+        meaning = meaning_of(item)
         if meaning == "call":
             calls[item["call_id"]] = item["type"]
-        elif meaning == "recorded call" and (id := recorded.read_call(item).id):
+        elif meaning == "recorded_call" and (id := recorded.id_of(item)):
             calls[id] = item["type"]
     return calls
-
-
-def _meaning_of(item: Any) -> str:
-    kind = type_of(item)
-    return ITEMS[kind].meaning if isinstance(kind, str) and kind in ITEMS else ""
 
 
 def read_items(

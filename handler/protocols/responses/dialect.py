@@ -17,7 +17,7 @@ from handler.protocols.assistant.summary import Summarizing, SummaryRequest, uns
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, FollowUp, ParsedRequest
 from handler.protocols.kernel.readers import NamedValue
-from handler.protocols.kernel.stored import Keeper, Keeping, Wanted
+from handler.protocols.kernel.stored import Keeping, Wanted
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import ParsedChat, counted
 from handler.protocols.openai.request import OpenAiDialect, streaming
@@ -51,7 +51,6 @@ from handler.protocols.responses.response import (
     without_strict,
 )
 from handler.protocols.responses.stored import (
-    check_ids,
     conversation_in,
     make_keeping,
     read_store,
@@ -94,8 +93,7 @@ class OpenAiResponses(OpenAiDialect):
     )
 
     def wanted(self, body: Any) -> Wanted | None:
-        references = read_wanted(self._relax()(body), keeps=self.computes)
-        return references if references is None or self.appends else references._replace(appends=False)
+        return read_wanted(self._relax()(body), keeps=self.computes, appends=self.appends)
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         check_names(body)
@@ -109,7 +107,8 @@ class OpenAiResponses(OpenAiDialect):
         head = read_head(body, context.generation, store=keeps, background=in_background)
         if request_context.keeper and conversation_in(body):
             head["conversation"] = ConversationName(id=conversation_in(body))
-        keeping = self._keeping(head, translated.input, request_context.keeper, stores=keeps or in_background)
+        reader, keeper = translated.input, request_context.keeper if self.appends else None
+        keeping = make_keeping(keeper, head, reader.items, reader.history, stores=keeps or in_background)
         if UNHEEDED in translated.chat.ignored:
             head["tools"] = [*map(without_strict, head["tools"])]
             ignored += ["tools[].format"] if translated.tools.formats else []
@@ -119,17 +118,6 @@ class OpenAiResponses(OpenAiDialect):
         if threshold is not None and self.computes and translated.input.may_compact:
             summarizing = _summarizing(threshold, body, translated.input, context, request_context)
         return self._respond(translated, head, keeping, summarizing)
-
-    def _keeping(
-        self, head: ResponseHead, reader: InputReader, keeper: Keeper | None, *, stores: bool
-    ) -> Keeping | None:
-        """Return the object that stores the response or appends it to its conversation, or None."""
-        appends = self.appends and "conversation" in head
-        if keeper is None or not (stores or appends):
-            return None
-        if appends:
-            check_ids(reader.items, "input", reader.history)
-        return make_keeping(keeper, head, reader.items, stores=stores)
 
     def _respond(
         self,
@@ -165,7 +153,9 @@ class OpenAiResponses(OpenAiDialect):
             parsed = streaming(requests, _stream(settings, reader, summarizing), self.errors, chat.ignored)
             times = NUM_STATES
         if in_background and keeping is not None:
-            parsed = _detached(parsed, settings, keeping, streams=chat.framing is not JSON)
+            unlimited = [request._replace(time_limit=math.inf) for request in requests]  # its host has a limit
+            ending = detached(settings.response(), keeping, streams=chat.framing is not JSON)
+            parsed = parsed._replace(requests=unlimited, detached=ending)
         if summarizing is not None:
             parsed = parsed._replace(course=FollowUp(summarizing.follow_up))
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
@@ -203,12 +193,6 @@ def _summarizing(
         return chat(reader.summaries.item("", summary)).request
 
     return Summarizing(threshold, context.most_tokens, ask, go_on, reader.last_summary)
-
-
-def _detached(parsed: ParsedRequest, settings: ResponseSettings, keeping: Keeping, *, streams: bool) -> ParsedRequest:
-    """Return a request whose response is generated in the background."""
-    requests = [request._replace(time_limit=math.inf) for request in parsed.requests]  # its host has a limit
-    return parsed._replace(requests=requests, detached=detached(settings.response(), keeping, streams=streams))
 
 
 def _stream(settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None) -> ResponseStream:

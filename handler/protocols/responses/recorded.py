@@ -7,11 +7,10 @@ Python client, 3.57.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from handler.core.framing import dumps_decoded, loads
-from handler.protocols.responses.types import ITEMS
 
 _RESULTS = ("error", "output", "outputs", "result", "results")
 _OF_ITEM = ("type", "id", "call_id", "status", "caller", "approval_request_id", "execution", "fingerprint")
@@ -19,43 +18,38 @@ _NO_RESULT = "(The result is not part of the conversation.)"
 _IMAGE = "(An image, which is not part of the conversation.)"
 
 
-class RecordedCall(NamedTuple):
-    """A call of a hosted tool, read as a function call.
-
-    Attributes:
-        id: id of the call, or "" if the item has none.
-        output: text of its results, or None if they are in another item.
-    """
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-    output: str | None
+def id_of(item: Mapping[str, Any]) -> str:
+    """Return the id of a call, or "" if it has none."""
+    return next(iter(_ids(item, "call_id", "id")), "")
 
 
-def read_call(item: Mapping[str, Any]) -> RecordedCall:
-    """Read a call."""
+def _ids(item: Mapping[str, Any], *names: str) -> list[str]:
+    return [item[name] for name in names if isinstance(item.get(name), str)]
+
+
+def read_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call."""
     arguments = {name: value for name, value in item.items() if name not in (*_OF_ITEM, *_RESULTS)}
     if "arguments" in arguments:  # tool searches and MCP calls
         arguments |= _object(arguments.pop("arguments"))
-    id = next((item[name] for name in ("call_id", "id") if isinstance(item.get(name), str)), "")
-    known = ITEMS[item["type"]]
-    if known.meaning == "recorded call":
-        return RecordedCall(id, known.of, arguments, None)
+    return arguments
+
+
+def read_results(item: Mapping[str, Any]) -> str:
+    """Return the text of the results in a call."""
     results = {name: item[name] for name in _RESULTS if item.get(name) is not None}
     if item["type"] == "image_generation_call" and "result" in results:
         results["result"] = _IMAGE
-    return RecordedCall(id, known.of, arguments, _text(results) if results else _NO_RESULT)
+    return _text(results) if results else _NO_RESULT
 
 
-def read_output(item: Mapping[str, Any]) -> tuple[Sequence[str], str]:
+def read_output(item: Mapping[str, Any]) -> tuple[list[str], str]:
     """Read the output of a call. Return the ids that its call may have, and the text."""
-    ids = [item[name] for name in ("call_id", "approval_request_id", "id") if isinstance(item.get(name), str)]
     results = {name: value for name, value in item.items() if name not in _OF_ITEM and value is not None}
     output = results.get("output")
     if isinstance(output, dict) and output.get("type") == "computer_screenshot":
         results["output"] = _IMAGE
-    return ids, _text(results)
+    return _ids(item, "call_id", "approval_request_id", "id"), _text(results)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Items:
     def summarizing(self, id: str) -> list[OpenAiResponseEvent]:
         """Return the events for the beginning of a summary, which is the first item and has no parts."""
         empty: CompactionItem = {"id": id, "type": "compaction", "encrypted_content": ""}
-        added = self._summary_event("response.output_item.added", empty)
+        added = self._item_event("response.output_item.added", empty)
         compacting: CompactingEvent = {
             "type": "response.compaction.compacting",
             "sequence_number": self.number(),
@@ -136,28 +136,25 @@ class Items:
 
     def summarized(self, item: CompactionItem) -> ItemEvent:
         """Return the event for a complete summary."""
-        return self._summary_event("response.output_item.done", item)
-
-    def _summary_event(self, type: ItemState, item: CompactionItem) -> ItemEvent:
-        return {"type": type, "sequence_number": self.number(), "output_index": 0, "item": item}
+        return self._item_event("response.output_item.done", item)
 
     def delta(self, text: str, number: int) -> Delta:
         """Return an event with the next piece of text of the open item."""
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
-    def _place(self, written: Written, number: int) -> dict[str, Any]:
-        """Return the fields of the open item's events that name their place."""
+    def _indices(self, written: Written, number: int) -> dict[str, Any]:
+        """Return the fields by which clients find the text of the open item."""
         item = self.output[-1]
-        place = {"sequence_number": number, "item_id": item["id"], "output_index": len(self.output) - 1}
-        return {**place, "content_index": 0} if written.part else place
+        indices = {"sequence_number": number, "item_id": item["id"], "output_index": len(self.output) - 1}
+        return {**indices, "content_index": 0} if written.part else indices
 
-    def _item_event(self, type: ItemState, item: dict[str, Any]) -> ItemEvent:
-        event = {"type": type, "sequence_number": self.number(), "output_index": len(self.output) - 1}
-        return cast(ItemEvent, {**event, "item": item.copy()})
+    def _item_event(self, type: ItemState, item: Mapping[str, Any]) -> ItemEvent:
+        event = {"type": type, "sequence_number": self.number(), "output_index": max(len(self.output) - 1, 0)}
+        return cast(ItemEvent, {**event, "item": {**item}})
 
     def _part_event(self, state: str, written: Written, part: Mapping[str, Any]) -> PartEvent:
-        place = self._place(written, self.number())
-        return cast(PartEvent, {"type": f"response.content_part.{state}", **place, "part": part})
+        indices = self._indices(written, self.number())
+        return cast(PartEvent, {"type": f"response.content_part.{state}", **indices, "part": part})
 
     def _text(self, text: str, events: list[OpenAiResponseEvent]) -> None:
         if self.open is None or self.open["type"] != "message":
@@ -172,8 +169,8 @@ class Items:
         self._close(events)
         self.open, self._space, self.parts = item, "", []
         self.output.append(item)
-        written = _written(item)
-        self._delta = {"type": f"{written.event}.delta", **self._place(written, 0), "delta": "", **written.more}
+        written = ITEMS[item["type"]].written
+        self._delta = {"type": f"{written.event}.delta", **self._indices(written, 0), "delta": "", **written.more}
         events.append(self._item_event("response.output_item.added", item))
         if written.part:
             events.append(self._part_event("added", written, written.content("")))
@@ -189,16 +186,16 @@ class Items:
         if item is None:
             return
         item["status"] = status
-        written, text = _written(item), "".join(self.parts)
+        written, text = ITEMS[item["type"]].written, "".join(self.parts)
         is_custom = item["type"] == "custom_tool_call"
         if is_custom:
             text = _custom_input(text)
         if written.part or status == "completed":  # clients execute a call when they get its last event
             if is_custom:
                 events.append(self.delta(text, self.number()))
-            place = self._place(written, self.number())
-            repeated = {name: value for name, value in item.items() if name in written.repeated}
-            done = {"type": f"{written.event}.done", **place, **repeated, written.field: text, **written.more}
+            indices = self._indices(written, self.number())
+            repeated = {name: item[name] for name in written.repeated}
+            done = {"type": f"{written.event}.done", **indices, **repeated, written.field: text, **written.more}
             events.append(cast(Done, done))
         if written.part:
             part = written.content(text)
@@ -219,12 +216,6 @@ class Items:
         kind, field = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
         namespace = {"namespace": tool.namespace} if tool.namespace else {}
         return self._new(kind, **{field: ""}, call_id=new_id("call"), name=tool.name, **namespace)
-
-
-def _written(item: dict[str, Any]) -> Written:
-    written = ITEMS[item["type"]].written
-    assert written is not None, "the model writes items of this type"
-    return written
 
 
 def _custom_input(arguments: str) -> str:

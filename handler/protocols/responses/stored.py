@@ -20,11 +20,12 @@ MAX_REFERENCES = 1000
 """The maximum number of item references in a request."""
 
 
-def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
+def read_wanted(body: Any, *, keeps: bool, appends: bool = True) -> Wanted | None:
     """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
         keeps: whether the server stores the response unless the body has `store=false` without `background`.
+        appends: whether the response is appended to its conversation.
 
     Raises:
         InvalidPayload: the body has too many references.
@@ -40,7 +41,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
         previous = conversation = ""  # `read_store` refuses this
     return Wanted(
         "response", keeps, previous if isinstance(previous, str) else "", [*items], conversation,
-        appends=keeps and bool(conversation), detaches=body.get(BACKGROUND) is True,
+        appends=appends and keeps and bool(conversation), detaches=body.get(BACKGROUND) is True,
     )  # fmt: skip
 
 
@@ -75,44 +76,39 @@ def read_store(body: Mapping[str, Any], context: ServerContext, request_context:
     previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
-    _check_conversation(body)
+    conversation = NamedValue("conversation", body.get("conversation"))
+    if conversation.value is not None and not conversation_in(body):
+        raise conversation.refused("must be the id of a conversation, or an object with its 'id'")
+    if conversation.value is not None and previous.value is not None:
+        raise conversation.refused("cannot be combined with previous_response_id; omit one of them")
     state = request_context.recalled.state
     if state in _REFUSED:
         raise previous.refused(_REFUSED[state])
     if state in _LOST:
         raise NotKept(f"{previous}: {_LOST[state]}", previous.name)
     if state == "too_long":
-        conversation = NamedValue("conversation", conversation_in(body))
+        conversation = conversation._replace(value=conversation_in(body))
         field = previous if previous.value else conversation if conversation.value else "input"
         raise too_long(field, "the referenced stored items", context.config.max_request_size)
     return store is not False
 
 
-def _check_conversation(body: Mapping[str, Any]) -> None:
-    """Check `conversation`.
-
-    Raises:
-        InvalidParameter: it is not the id of a conversation, or cannot be combined with another field.
-    """
-    conversation = NamedValue("conversation", body.get("conversation"))
-    if conversation.value is None:
-        return
-    if not conversation_in(body):
-        raise conversation.refused("must be the id of a conversation, or an object with its 'id'")
-    if body.get("previous_response_id") is not None:
-        raise conversation.refused("cannot be combined with previous_response_id; omit one of them")
-
-
-def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any], *, stores: bool) -> Keeping:
-    """Return the object that stores a response, or appends it to its conversation.
+def make_keeping(
+    keeper: Keeper | None, head: ResponseHead, items: Sequence[Any], history: Sequence[Any], *, stores: bool
+) -> Keeping | None:
+    """Return the object that stores a response or appends it to its conversation, or None.
 
     Args:
         items: the input items of the request.
+        history: the items that are in the conversation.
         stores: whether the response itself is stored.
     """
     conversation = head.get("conversation")
+    if keeper is None or not (stores or conversation):
+        return None
     if conversation is None:
         return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
+    check_ids(items, "input", history)
     stored = kept_items(with_ids(item for item in items if type_of(item) != TRIGGER))
     return Keeping(keeper, "response", conversation["id"], stored, stores=stores)
 
@@ -130,7 +126,7 @@ def check_ids(items: Iterable[Any], field: str, taken: Iterable[Any] = ()) -> No
     ids = {item["id"] for item in taken}
     for index, item in enumerate(items):
         id = item.get("id")
-        if id is None or id == "":
+        if id in (None, ""):
             continue
         if not isinstance(id, str) or not _ITEM_ID.fullmatch(id):
             raise InvalidPayload(f"{field}[{index}].id={show(id)}: must have 1 to 64 letters, digits, '_', '-', '.'")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
@@ -16,7 +16,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import MAX_ARGUMENTS
 from handler.protocols.kernel.objects import IGNORED, Declaration, Leaf, Obj, Variant, leaf, members
 from handler.protocols.kernel.parameters import ROWS, Parameter, Table, dialect_parameters, request_shape, unsupported
-from handler.protocols.kernel.readers import integer, metadata, only, response_format, string
+from handler.protocols.kernel.readers import integer, metadata, only, response_format, string, string_up_to
 from handler.protocols.kernel.schema import (
     FLAG,
     NULL,
@@ -38,12 +38,6 @@ SEND_ALL = "send all items as input"
 
 COMPACTION, TRIGGER = "compaction", "compaction_trigger"
 """The types of an item with a summary, and of the last item in a request for a summary."""
-
-Meaning = Literal[
-    "message", "call", "output", "reasoning", "agent message", "summary", "trigger",
-    "recorded call", "recorded call with results", "recorded output",
-]  # fmt: skip
-"""What an item is in the chat. `InputReader` has a method for each."""
 
 
 class Written(NamedTuple):
@@ -74,18 +68,19 @@ class ItemType(NamedTuple):
     """A type of items in `input`, in responses and in stored conversations.
 
     Attributes:
+        meaning: what an item is in the chat. `InputReader` has a method for each meaning.
         fields: the fields that are read or have no effect. Items that only other servers write may have any.
         prefix: the prefix of ids.
         of: the type of the call to which an output belongs, or the name of the function as which a recorded call is
             read.
-        written: how the model's items are written, or None if it writes none.
+        written: how items that the model writes are written.
     """
 
-    meaning: Meaning
+    meaning: str
     fields: Obj | None = None
     prefix: str = "item"
     of: str = ""
-    written: Written | None = None
+    written: Written = Written("", "")
 
 
 def _item(**fields: Declaration) -> Obj:
@@ -170,12 +165,12 @@ ITEMS: Mapping[str, ItemType] = {
         "rs",
         written=Written("response.reasoning_text", "text", "reasoning_text"),
     ),
-    "agent_message": ItemType("agent message", _item(author=_STRING, recipient=_STRING, content=_CONTENT), "amsg"),
+    "agent_message": ItemType("agent_message", _item(author=_STRING, recipient=_STRING, content=_CONTENT), "amsg"),
     COMPACTION: ItemType("summary", _item(encrypted_content=_CONTENT, created_by=IGNORED), "cmp"),
     TRIGGER: ItemType("trigger", Obj({"id": IGNORED}), "cmpt"),
-    **{kind: ItemType("recorded call", of=name) for kind, name in CALLS.items()},
-    **{kind: ItemType("recorded output", of=call) for kind, call in OUTPUTS.items()},
-    **{kind: ItemType("recorded call with results", of=name) for kind, name in WITH_RESULTS.items()},
+    **{kind: ItemType("recorded_call", of=name) for kind, name in CALLS.items()},
+    **{kind: ItemType("recorded_output", of=call) for kind, call in OUTPUTS.items()},
+    **{kind: ItemType("recorded_result", of=name) for kind, name in WITH_RESULTS.items()},
 }
 
 ITEM = Variant("type", {kind: known.fields for kind, known in ITEMS.items() if known.fields}, default="message")
@@ -203,6 +198,12 @@ def type_of(item: Any) -> Any:
         return None
     implied = "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
     return implied if item.get("type") is None else item["type"]
+
+
+def meaning_of(item: Any) -> str:
+    """Return the meaning of an item, or "" if it has none."""
+    kind = type_of(item)
+    return ITEMS[kind].meaning if isinstance(kind, str) and kind in ITEMS else ""
 
 
 def referenced(item: Any) -> str | None:
@@ -284,7 +285,7 @@ def _text(value: Any) -> StructuredOutput | None:
     only(value, "format", "verbosity")
     format = value.get("format")
     if isinstance(format, dict) and format.get("type") == "json_schema":
-        return response_format({"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}})
+        format = {"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}}
     return None if format is None else response_format(format)
 
 
@@ -306,12 +307,6 @@ def _include(value: Any) -> None:
 
 
 _ID = 64  # characters
-
-
-@accepts(type="string", maxLength=_ID)
-def _identifier(value: Any) -> None:
-    if len(string(value)) > _ID:
-        raise ValueError(f"must have at most {_ID} characters")
 
 
 BACKGROUND = "background"
@@ -377,7 +372,7 @@ TABLE = Table(
         "include": Parameter("", _include),
         "max_tool_calls": Parameter("", integer(1)),
         "metadata": Parameter("", metadata),
-        **{name: Parameter("", _identifier) for name in ("prompt_cache_key", "safety_identifier", "user")},
+        **{name: Parameter("", string_up_to(_ID)) for name in ("prompt_cache_key", "safety_identifier", "user")},
         "service_tier": Parameter("", string),
         "max_tokens": unsupported("use max_output_tokens"),
         "max_completion_tokens": unsupported("use max_output_tokens"),
