@@ -343,7 +343,8 @@ class MessagesReader(TurnsReader):
                 )
             if role != "system":
                 previous, change = role, None
-        check_signed(self._summaries, paths[0])
+        if self._summaries:
+            check_signed(self._summaries, paths[0])
         self.effort = _effort_of(messages)
 
     def _add_content(self, role: str, content: Any) -> None:
