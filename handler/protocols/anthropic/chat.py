@@ -1,4 +1,4 @@
-"""What Anthropic's messages, tools and parameters mean: a chat that the model answers, by `OpenAiChat.build`."""
+"""The chat that Anthropic's messages, tools and parameters mean, which `OpenAiChat.build` builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's endpoints /v1/messages and /v1/messages/count_tokens: what is answered."""
+"""The dialects of Anthropic's endpoints /v1/messages and /v1/messages/count_tokens, and their responses."""
 
 from __future__ import annotations
 

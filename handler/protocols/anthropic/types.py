@@ -21,12 +21,12 @@ from handler.protocols.kernel.objects import (
     Declaration,
     Leaf,
     ListOf,
-    Named,
     Obj,
     Optional,
     Placed,
     Scope,
     TextOr,
+    WithValue,
     among,
     either,
     leaf,
@@ -78,14 +78,14 @@ def _callers(value: Any) -> None:
 
 _TOOL = Obj(
     {
-        "type": Named(leaf(_custom)),
+        "type": WithValue(leaf(_custom)),
         "name": Placed(lambda name, at, scope: read_name(name, str(at)), TEXT),
         "description": Optional(_STRING),
         "input_schema": leaf(_schema),
         "cache_control": IGNORED,
         "strict": Optional(_FLAG),
-        "defer_loading": Optional(Named(_FLAG)),
-        "allowed_callers": Optional(Named(leaf(_callers))),
+        "defer_loading": Optional(WithValue(_FLAG)),
+        "allowed_callers": Optional(WithValue(leaf(_callers))),
     },
     "must be an object with 'name' and 'input_schema'",
 )
@@ -130,7 +130,7 @@ def _check_transformations(value: Any, at: Path, scope: Scope) -> None:
     """Check that an image may be scaled down to the model's maximum size, because it would be."""
     if not isinstance(value, dict) or not value.keys() <= {"oversized_image"}:
         raise at.refused("must be an object with 'oversized_image'")
-    Named(among(None, "downsize", must="is not supported: a large image is scaled down; send downsize")).read(
+    WithValue(among(None, "downsize", must="is not supported: a large image is scaled down; send downsize")).read(
         value.get("oversized_image"), at.at("oversized_image"), scope
     )
 
@@ -273,8 +273,8 @@ MESSAGE = Obj(
     {
         "role": among(*CONTENTS, must=f"must be one of {', '.join(CONTENTS)}"),
         "content": Leaf(AS_IS.reader, SYSTEM.shape),
-        "clear_at": Optional(Named(among(None, NEXT_USER_MESSAGE, "never"))),
-        "output_config": Optional(Named(Closed("must be an object with 'effort'", {"effort": _EFFORT}))),
+        "clear_at": Optional(WithValue(among(None, NEXT_USER_MESSAGE, "never"))),
+        "output_config": Optional(WithValue(Closed("must be an object with 'effort'", {"effort": _EFFORT}))),
     },
     "must be an object with 'role' and 'content'",
 )
@@ -287,13 +287,13 @@ CLEAR_THINKING: Final = "clear_thinking_20251015"
 CLEAR_TOOL_USES: Final = "clear_tool_uses_20250919"
 COMPACT: Final = "compact_20260112"
 
-_INSTRUCTIONS = Optional(Named(Leaf(lambda value: string(value).strip(), TEXT)), "")
+_INSTRUCTIONS = Optional(WithValue(Leaf(lambda value: string(value).strip(), TEXT)), "")
 
 
 def _quantity(minimum: int, *types: str) -> Closed:
     return Closed(
         f"must be an object with 'type': {' or '.join(map(repr, types))} and a 'value'",
-        {"value": Named(leaf(integer(minimum)))},
+        {"value": WithValue(leaf(integer(minimum)))},
         types,
     )
 
@@ -331,14 +331,14 @@ EDITS: Mapping[str, Closed] = {
         trigger=Optional(_quantity(1, "input_tokens", "tool_uses"), {"type": "input_tokens", "value": 100_000}),
         keep=Optional(_quantity(0, "tool_uses"), {"value": 3}),
         clear_at_least=Optional(_quantity(0, "input_tokens"), {"value": 0}),
-        exclude_tools=Optional(Named(Leaf(_read_names, {})), frozenset()),
-        clear_tool_inputs=Optional(Named(Leaf(_read_inputs, {})), False),
+        exclude_tools=Optional(WithValue(Leaf(_read_names, {})), frozenset()),
+        clear_tool_inputs=Optional(WithValue(Leaf(_read_inputs, {})), False),
     ),
     COMPACT: _edit(
         COMPACT,
         trigger=Optional(_quantity(1, "input_tokens"), {"value": None}),
         instructions=_INSTRUCTIONS,
-        pause_after_compaction=Optional(Named(_FLAG), False),
+        pause_after_compaction=Optional(WithValue(_FLAG), False),
     ),
 }
 """The edits by type."""

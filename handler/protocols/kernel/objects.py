@@ -305,7 +305,7 @@ class Closed(NamedTuple):
         return {**kind, **_read_fields(self.fields, value, at, scope)}
 
 
-class Named(NamedTuple):
+class WithValue(NamedTuple):
     """A value that errors show after its path, as they show a parameter."""
 
     value: Declaration

@@ -19,11 +19,11 @@ from handler.protocols.kernel.objects import (
     Closed,
     Declaration,
     ListOf,
-    Named,
     Obj,
     Optional,
     Scope,
     Variant,
+    WithValue,
     among,
     leaf,
     members,
@@ -120,12 +120,12 @@ DECLARED: dict[str, tuple[Declaration, Any]] = {
     "assistant": (anthropic.CONTENTS["assistant"], OF_ASSISTANT),
     "system": (anthropic.CONTENTS["system"], OF_SYSTEM),
     "tools": (ListOf(anthropic.TOOL, "tools"), [{"type": "custom", "description": "a", **TOOL}]),
-    "tool_choice": (Named(anthropic.TOOL_CHOICE), {"type": "any", "disable_parallel_tool_use": True}),
-    "thinking": (Named(anthropic.THINKING), THINKING),
-    "output_config": (Named(anthropic.OUTPUT_CONFIG), CONFIG),
-    "compaction": (Named(anthropic.SUMMARIZE), {"type": "summarize", "instructions": "a"}),
-    "clearing": (Named(anthropic.EDITS[anthropic.CLEAR_TOOL_USES]), CLEARING),
-    "compact": (Named(anthropic.EDITS[anthropic.COMPACT]), COMPACT),
+    "tool_choice": (WithValue(anthropic.TOOL_CHOICE), {"type": "any", "disable_parallel_tool_use": True}),
+    "thinking": (WithValue(anthropic.THINKING), THINKING),
+    "output_config": (WithValue(anthropic.OUTPUT_CONFIG), CONFIG),
+    "compaction": (WithValue(anthropic.SUMMARIZE), {"type": "summarize", "instructions": "a"}),
+    "clearing": (WithValue(anthropic.EDITS[anthropic.CLEAR_TOOL_USES]), CLEARING),
+    "compact": (WithValue(anthropic.EDITS[anthropic.COMPACT]), COMPACT),
 }
 FREE = {"data", "criteria", "input", "input_schema", "schema", "caller", "cache_control"}
 """Names of values that are not declared any further."""
@@ -242,7 +242,7 @@ def test_a_dialect_writes_the_words_of_a_path_and_a_reason() -> None:
 
 
 def test_a_parameter_shows_its_value_and_names_its_member() -> None:
-    inner = Closed("must have an 'inner' with a 'type'", {"n": Named(leaf(boolean))}, ("x", "y"))
+    inner = Closed("must have an 'inner' with a 'type'", {"n": WithValue(leaf(boolean))}, ("x", "y"))
     declared = Closed("must be an object", {"flag": Optional(leaf(boolean), False), "inner": Optional(inner)})
     read = reader_of(declared)
     assert read({"flag": None, "other": None}) == {"flag": False, "inner": None}
@@ -258,5 +258,5 @@ def test_a_parameter_shows_its_value_and_names_its_member() -> None:
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             read(value)
         with pytest.raises(InvalidField) as raised_again:
-            Named(declared).read(value, Path(("a", 0)), Scope(CONTEXT, {}))
+            WithValue(declared).read(value, Path(("a", 0)), Scope(CONTEXT, {}))
         assert raised_again.value.message == f"a[0]={json.dumps(value)}: {message}"
