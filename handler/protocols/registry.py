@@ -10,7 +10,7 @@ from typing import Any
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
-from handler.protocols.anthropic.request import AnthropicCountTokens, AnthropicMessages
+from handler.protocols.anthropic.dialect import AnthropicCountTokens, AnthropicMessages
 from handler.protocols.decisions.openai import Decisions
 from handler.protocols.decisions.systemone import SystemOneDialect
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext

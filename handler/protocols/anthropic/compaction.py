@@ -25,15 +25,13 @@ from handler.protocols.anthropic.api import (
     CompactionRefused,
     CompactionUnavailable,
 )
-from handler.protocols.anthropic.edits import read_instructions
 from handler.protocols.anthropic.response import MessageDocument, MessageSettings, MessageStream, encode
+from handler.protocols.anthropic.types import COMPACTION
 from handler.protocols.assistant.answer import read_whole
 from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.summary import Summarizing, SummaryReader, text_of
-from handler.protocols.kernel.readers import only
+from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.reply import Reply, TokenEncoder
-
-COMPACTION = "compaction"
 
 _PAUSED: AnthropicStop = {"stop_reason": "compaction", "stop_sequence": None}
 
@@ -47,7 +45,7 @@ class Signer(NamedTuple):
     def signature(self, content: str) -> str:
         return self.sealer.seal(_digest(content), self.owner)
 
-    def check(self, block: Mapping[str, Any], at: str) -> None:
+    def check(self, block: Mapping[str, Any], at: Path) -> None:
         """Check the signature of a block.
 
         Raises:
@@ -68,55 +66,49 @@ def _digest(content: str) -> bytes:
     return blake2b(content.encode(), digest_size=32, person=b"lmi.compaction").digest()
 
 
-def read_summary(block: Mapping[str, Any], at: str, signer: Signer) -> str | None:
-    """Return the summary in a block, or None if it contains none and has no effect.
+def read_summary(block: Mapping[str, Any], signer: Signer) -> str | None:
+    """Return the summary in a block that has been read, or None if it contains none and has no effect.
 
     Raises:
         CompactionRefused: the block is invalid.
     """
-    if block.get("tool_changes"):
+    at, content = block["at"], block["content"]
+    if block["tool_changes"]:
         raise CompactionRefused("tool_changes_mismatch", f"{at}.tool_changes: no summary of this server has any")
-    content = block.get("content")
     if content is None:
         return None
     if not isinstance(content, str) or not content:
         raise CompactionRefused("content_mismatch", f"{at}.content: must be a string that is not empty, or null")
-    if block.get("signature") is not None:
+    if block["signature"] is not None:
         signer.check(block, at)
     return content
 
 
-def check_signed(messages: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> None:
+def check_signed(summaries: Sequence[Mapping[str, Any]], first: Path) -> None:
     """Check the positions of signed blocks. A signed block must be the first block of the first message, and no other
     block may have a summary.
 
     Args:
-        messages: the messages, which have been read.
-        paths: their paths.
+        summaries: the blocks with a summary, which have been read.
+        first: the path of the first message.
 
     Raises:
         CompactionRefused: a signed block is elsewhere, or there is another block with a summary.
     """
-    summaries = [
-        (f"{path}.content[{index}]", block)
-        for path, message in zip(paths, messages, strict=True)
-        for index, block in enumerate(_blocks(message))
-        if block.get("type") == COMPACTION and block.get("content") is not None
-    ]
-    signed = [at for at, block in summaries if block.get("signature") is not None]
-    if signed and len(summaries) > 1:
-        raise CompactionRefused("block_ambiguous", f"{signed[0]}: must be the only summary in the messages")
-    if signed and signed[0] != f"{paths[0]}.content[0]":
-        raise CompactionRefused("block_misplaced", f"{signed[0]}: must be the first block of the first message")
+    signed = next((block["at"] for block in summaries if block["signature"] is not None), None)
+    if signed is not None and len(summaries) > 1:
+        raise CompactionRefused("block_ambiguous", f"{signed}: must be the only summary in the messages")
+    if signed not in (None, first.at("content", 0)):
+        raise CompactionRefused("block_misplaced", f"{signed}: must be the first block of the first message")
 
 
-def check_summarizable(messages: Any) -> None:
+def check_summarizable(messages: Sequence[Any]) -> None:
     """Check that there is a conversation to summarize, and that its last turn is complete.
 
     Raises:
         CompactionRefused: there is none, or the result of a tool is missing at its end.
     """
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+    if not all(isinstance(message, dict) for message in messages):
         return  # the reader of the messages reports it
     if not any(_says_something(message) for message in messages):
         raise CompactionRefused("nothing_to_summarize", "'messages' has nothing to summarize")
@@ -132,14 +124,6 @@ def _says_something(message: Mapping[str, Any]) -> bool:
     if not isinstance(content, list):
         return bool(content)
     return any(not isinstance(block, dict) or block.get("type") != COMPACTION for block in content)
-
-
-def read_summarize(value: Any) -> str:
-    """Read `compaction`. Return the client's instructions for the summary, or "" if there are none."""
-    if not isinstance(value, dict) or value.get("type") != "summarize":
-        raise ValueError("must be an object with 'type': 'summarize'")
-    only(value, "type", "instructions")
-    return read_instructions(value)
 
 
 def _blocks(message: Mapping[str, Any]) -> Sequence[Any]:

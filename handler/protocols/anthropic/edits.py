@@ -7,28 +7,16 @@ conversation with every request, so every request is edited again. Tokens are co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from handler.core.errors import PromptTooLong
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.protocols.anthropic.api import AnthropicContext, AppliedEdit
+from handler.protocols.anthropic.types import CLEAR_THINKING, CLEAR_TOOL_USES, COMPACT, EDITS
 from handler.protocols.assistant.summary import Summarizing, default_threshold
-from handler.protocols.kernel.readers import NamedValue, integer, only
-from handler.protocols.kernel.schema import NULL, Shape, listing, nullable, record
-
-_THINKING: Final = "clear_thinking_20251015"
-_TOOL_USES: Final = "clear_tool_uses_20250919"
-_COMPACT: Final = "compact_20260112"
-
-CONTEXT_MANAGEMENT: Shape = nullable(
-    record(
-        {},
-        {"edits": nullable(listing(record({"type": {"enum": [_THINKING, _TOOL_USES, _COMPACT]}})))},
-        additionalProperties=NULL,
-    )
-)
-"""The schema of `context_management`, which `read_edits` reads."""
+from handler.protocols.kernel.objects import reader_of
+from handler.protocols.kernel.readers import only
 
 _TRIGGER = 150_000
 """The default trigger of a summary in tokens, unless the model's context is smaller."""
@@ -55,7 +43,7 @@ class ClearThinking(NamedTuple):
         keep: the number of messages that keep their reasoning, or None if all do.
     """
 
-    keep: int | None = 1
+    keep: int | None
 
 
 class ClearToolUses(NamedTuple):
@@ -70,12 +58,12 @@ class ClearToolUses(NamedTuple):
         inputs: whether to clear the arguments of the calls too, or the names of the tools whose calls lose them.
     """
 
-    counts_uses: bool = False
-    trigger: int = 100_000
-    keep: int = 3
-    at_least: int = 0
-    excluded: frozenset[str] = frozenset()
-    inputs: bool | frozenset[str] = False
+    counts_uses: bool
+    trigger: int
+    keep: int
+    at_least: int
+    excluded: frozenset[str]
+    inputs: bool | frozenset[str]
 
     def may_clear(self, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
         """Return the tool names of the results that clearing would replace, by the ids of their calls.
@@ -120,9 +108,9 @@ class Compact(NamedTuple):
         pauses: whether the response ends after the summary.
     """
 
-    trigger: int | None = None
-    instructions: str = ""
-    pauses: bool = False
+    trigger: int | None
+    instructions: str
+    pauses: bool
 
     def threshold(self, context_length: int | None) -> int:
         """Return the number of tokens above which the conversation is summarized."""
@@ -254,18 +242,25 @@ class ContextEdits:
         if isinstance(edit, ClearThinking):
             if not (num_cleared := self._num_cleared(edit)):
                 return None
-            cleared: AppliedEdit = {"type": _THINKING, "cleared_input_tokens": 0, "cleared_thinking_turns": num_cleared}
+            cleared: AppliedEdit = {
+                "type": CLEAR_THINKING,
+                "cleared_input_tokens": 0,
+                "cleared_thinking_turns": num_cleared,
+            }
             return now._replace(num_reasoning=edit.keep), cleared
         if not edit.counts_uses and num_tokens <= edit.trigger:
             return None
         if not (ids := edit.may_clear(now.messages)):
             return None
         num_results = sum(block["tool_use_id"] in ids for block in _blocks(now.messages, "tool_result"))
-        applied: AppliedEdit = {"type": _TOOL_USES, "cleared_input_tokens": 0, "cleared_tool_uses": num_results}
+        applied: AppliedEdit = {"type": CLEAR_TOOL_USES, "cleared_input_tokens": 0, "cleared_tool_uses": num_results}
         return now._replace(messages=edit.clear(now.messages, ids)), applied
 
 
-# -- `context_management` ----------------------------------------------------------------------------------------------
+# -- `context_management`: what the client asks for --------------------------------------------------------------------
+
+
+_READERS = {kind: reader_of(edit) for kind, edit in EDITS.items()}
 
 
 def read_edits(value: Any) -> tuple[Edit, ...]:
@@ -281,87 +276,26 @@ def read_edits(value: Any) -> tuple[Edit, ...]:
     only(value, "edits")
     types = [edit.get("type") for edit in edits]
     for kind in types:
-        if not isinstance(kind, str) or kind not in _READERS:
-            raise ValueError(f"has an edit that is not supported: the available edits are {', '.join(_READERS)}")
+        if not isinstance(kind, str) or kind not in EDITS:
+            raise ValueError(f"has an edit that is not supported: the available edits are {', '.join(EDITS)}")
         if types.count(kind) > 1:
             raise ValueError(f"may have only one edit of the type {kind}")
-    if _THINKING in types[1:]:
-        raise ValueError(f"must begin with the edit of the type {_THINKING}")
-    return tuple(_READERS[edit["type"]](edit) for edit in edits)
+    if CLEAR_THINKING in types[1:]:
+        raise ValueError(f"must begin with the edit of the type {CLEAR_THINKING}")
+    return tuple(_edit(edit["type"], _READERS[edit["type"]](edit)) for edit in edits)
 
 
-def _clear_thinking(edit: Mapping[str, Any]) -> ClearThinking:
-    only(edit, "type", "keep")
-    keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
-    only(keep, "type", "value")
-    match keep:
-        case "all" | {"type": "all"}:
-            return ClearThinking(None)
-        case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
-            return ClearThinking(turns)
-    raise ValueError("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
-
-
-def _clear_tool_uses(edit: Mapping[str, Any]) -> ClearToolUses:
-    only(edit, "type", "trigger", "keep", "clear_at_least", "exclude_tools", "clear_tool_inputs")
-    default = ClearToolUses()
-    trigger = _quantity(edit, "trigger", 1, "input_tokens", "tool_uses") or ("input_tokens", default.trigger)
-    keep = _quantity(edit, "keep", 0, "tool_uses") or ("", default.keep)
-    at_least = _quantity(edit, "clear_at_least", 0, "input_tokens") or ("", default.at_least)
-    inputs = edit.get("clear_tool_inputs")
+def _edit(kind: str, fields: Mapping[str, Any]) -> Edit:
+    if kind == CLEAR_THINKING:
+        return ClearThinking(fields["keep"])
+    trigger = fields["trigger"]
+    if kind == COMPACT:
+        return Compact(trigger["value"], fields["instructions"], fields["pause_after_compaction"])
     return ClearToolUses(
-        counts_uses=trigger[0] == "tool_uses",
-        trigger=trigger[1],
-        keep=keep[1],
-        at_least=at_least[1],
-        excluded=_names(edit, "exclude_tools") if edit.get("exclude_tools") is not None else frozenset(),
-        inputs=inputs is True if isinstance(inputs, bool | None) else _names(edit, "clear_tool_inputs"),
+        counts_uses=trigger["type"] == "tool_uses",
+        trigger=trigger["value"],
+        keep=fields["keep"]["value"],
+        at_least=fields["clear_at_least"]["value"],
+        excluded=fields["exclude_tools"],
+        inputs=fields["clear_tool_inputs"],
     )
-
-
-def _quantity(edit: Mapping[str, Any], name: str, least: int, *kinds: str) -> tuple[str, int] | None:
-    """Return the type and the value of a quantity in an edit, or None if it is absent."""
-    value = edit.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, dict) or value.get("type") not in kinds:
-        raise ValueError(f"'{name}' must be an object with 'type': {' or '.join(map(repr, kinds))} and a 'value'")
-    only(value, "type", "value")
-    try:
-        return value["type"], integer(least)(value.get("value"))
-    except ValueError as error:
-        raise ValueError(f"{NamedValue(f'{name}.value', value.get('value'))}: {error}") from None
-
-
-def _names(edit: Mapping[str, Any], name: str) -> frozenset[str]:
-    names = edit[name]
-    if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
-        raise ValueError(f"{NamedValue(name, names)}: must be a list of tool names")
-    return frozenset(names)
-
-
-def _compact(edit: Mapping[str, Any]) -> Compact:
-    only(edit, "type", "trigger", "instructions", "pause_after_compaction")
-    trigger = _quantity(edit, "trigger", 1, "input_tokens") or ("", None)
-    pauses = edit.get("pause_after_compaction")
-    if not isinstance(pauses, bool | None):
-        raise ValueError(f"{NamedValue('pause_after_compaction', pauses)}: must be true or false")
-    return Compact(trigger=trigger[1], instructions=read_instructions(edit), pauses=pauses is True)
-
-
-def read_instructions(value: Mapping[str, Any]) -> str:
-    """Return the instructions of a client for a summary, or "" if there are none."""
-    instructions = value.get("instructions")
-    if not isinstance(instructions, str | None):
-        raise ValueError(f"{NamedValue('instructions', instructions)}: must be a string")
-    return (instructions or "").strip()
-
-
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Edit]] = {
-    _THINKING: _clear_thinking,
-    _TOOL_USES: _clear_tool_uses,
-    _COMPACT: _compact,
-}
-
-EDITS = (*_READERS,)
-"""The types of the edits."""

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypedDict
 from handler.core.errors import InvalidParameter
 from handler.core.values import Task
 from handler.protocols.anthropic.api import read_limit, rfc3339
-from handler.protocols.anthropic.edits import EDITS
-from handler.protocols.anthropic.system import EFFORTS
+from handler.protocols.anthropic.types import EDITS, EFFORTS
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.kernel.context import ServerContext

@@ -10,14 +10,15 @@ The leaves are the readers of `readers.py`, which raise ValueError with the reas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.path import Path
+from handler.protocols.kernel.path import InvalidField, Path, in_quotes
 from handler.protocols.kernel.readers import only, show, unread
-from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, nullable, record, schema_of_reader
+from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing, nullable, record, schema_of_reader
 
 
 class Scope(NamedTuple):
@@ -72,16 +73,21 @@ class Placed(NamedTuple):
 
 
 class Optional(NamedTuple):
-    """A value that may be missing or null."""
+    """A value that may be missing or null.
+
+    Attributes:
+        default: the result in this case.
+    """
 
     value: Declaration
+    default: Any = None
 
     @property
     def shape(self) -> Shape:
         return nullable(self.value.shape)
 
     def read(self, value: Any, at: Path, scope: Scope) -> Any:
-        return None if value is None else self.value.read(value, at, scope)
+        return self.default if value is None else self.value.read(value, at, scope)
 
 
 class Only(NamedTuple):
@@ -102,14 +108,25 @@ class Only(NamedTuple):
             raise at.refused(self.reason)
 
 
+AS_IS = Leaf(lambda value: value, {})
+"""A value that is read as it is."""
+
 IGNORED = Leaf(lambda value: None, {})
 """A known field that has no effect and is not reported, because clients copy it from responses."""
 
 
-def among(*values: Any) -> Leaf:
-    """Return the declaration of a value that is one of several."""
-    *first, last = [value for value in values if value is not None]
-    reason = f"must be {', '.join(map(str, first))} or {last}" if first else f"must be {last}"
+def either(words: Sequence[str]) -> str:
+    """Return words as a choice, such as "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def among(*values: Any, must: str = "") -> Leaf:
+    """Return the declaration of a value that is one of several.
+
+    Args:
+        must: what is said of another value, or "" for a list of the values.
+    """
+    reason = must or f"must be {either([str(value) for value in values if value is not None])}"
 
     def read(value: Any) -> Any:
         if not any(value is known or (value == known and type(value) is type(known)) for known in values):
@@ -117,29 +134,6 @@ def among(*values: Any) -> Leaf:
         return value
 
     return Leaf(read, {"enum": [*values]})
-
-
-def members(must: str, **fields: Leaf) -> Callable[[Any], dict[str, Any]]:
-    """Return the reader of a parameter that is an object. Its errors name the member, but not the parameter.
-
-    Args:
-        must: what is said of another value. Other names are refused, too, unless their value is null.
-    """
-
-    @accepts(type="object", properties={name: field.shape for name, field in fields.items()})
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError(must)
-        only(value, *fields)
-        values = {}
-        for name, field in fields.items():
-            try:
-                values[name] = field.reader(value.get(name))
-            except ValueError as error:
-                raise ValueError(f"{name!r} {error}") from None
-        return values
-
-    return read
 
 
 class ListOf(NamedTuple):
@@ -151,12 +145,13 @@ class ListOf(NamedTuple):
 
     item: Declaration
     noun: str
-    maximum: int
+    maximum: int = sys.maxsize
     minimum: int = 0
 
     @property
     def shape(self) -> Shape:
-        return listing(self.item.shape, maxItems=self.maximum, minItems=self.minimum)
+        limits = {} if self.maximum == sys.maxsize else {"maxItems": self.maximum, "minItems": self.minimum}
+        return listing(self.item.shape, **limits)
 
     @property
     def _form(self) -> str:
@@ -261,16 +256,96 @@ class Obj(NamedTuple):
             at.only(value, self.fields, self.extra)
         elif not value.keys() <= self.fields.keys():
             scope.unknown.update(unread(value, at.general, self.fields))
-        values = {}
-        for name, field in self.fields.items():
-            if not isinstance(field, Leaf):
-                values[name] = field.read(value.get(name), at.at(name), scope)
-            elif field is not IGNORED:  # most fields, whose path is needed only for an error
-                try:
-                    values[name] = field.reader(value.get(name))
-                except ValueError as error:
-                    raise at.at(name).refused(str(error)) from None
-        return values
+        return _read_fields(self.fields, value, at, scope)
+
+
+def _read_fields(fields: Mapping[str, Declaration], value: Mapping[str, Any], at: Path, scope: Scope) -> dict[str, Any]:
+    """Return the values of fields by name. Paths take long, so they are made only for values that need them."""
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        item = value.get(name)
+        if field is IGNORED:
+            continue
+        if isinstance(field, Leaf):
+            try:
+                values[name] = field.reader(item)
+            except ValueError as error:
+                raise at.at(name).refused(str(error)) from None
+        elif item is None and isinstance(field, Optional):
+            values[name] = field.default
+        else:
+            values[name] = field.read(item, at.at(name), scope)
+    return values
+
+
+class Closed(NamedTuple):
+    """An object whose other names must be null.
+
+    Attributes:
+        must: what is said of another value, or of another type.
+        types: the values of its field `type`, which is required, or none if it has no such field.
+    """
+
+    must: str
+    fields: Mapping[str, Declaration]
+    types: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        fields = {name: field.shape for name, field in self.fields.items()}
+        kind = {"type": {"enum": [*self.types]}} if self.types else {}
+        return {**record(kind, fields), "additionalProperties": NULL}
+
+    def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
+        """Return the values of the fields by name, and the type."""
+        if not isinstance(value, dict) or (self.types and value.get("type") not in self.types):
+            raise at.refused(self.must)
+        kind = {"type": value["type"]} if self.types else {}
+        Leaf(lambda value: only(value, *kind, *self.fields), {}).read(value, at, scope)
+        return {**kind, **_read_fields(self.fields, value, at, scope)}
+
+
+class WithValue(NamedTuple):
+    """A value that errors show after its path, as they show a parameter."""
+
+    value: Declaration
+
+    @property
+    def shape(self) -> Shape:
+        return self.value.shape
+
+    def read(self, value: Any, at: Path, scope: Scope) -> Any:
+        try:
+            return self.value.read(value, Path((), in_quotes), scope)
+        except InvalidField as error:
+            with_value = at._replace(words=lambda path, reason: f"{path}={show(value)}: {reason}")
+            raise with_value.refused(error.message) from None
+
+
+def reader_of(declared: Declaration) -> Callable[[Any], Any]:
+    """Return a declaration as the reader of a parameter."""
+
+    @accepts(**declared.shape)
+    def read(value: Any) -> Any:
+        try:
+            return declared.read(value, Path((), in_quotes), Scope(_NO_SERVER, {}))
+        except InvalidField as error:
+            raise ValueError(error.message) from None
+
+    return read
+
+
+_NO_SERVER = ServerContext("")
+
+
+def members(must: str, **fields: Declaration) -> Callable[[Any], dict[str, Any]]:
+    """Return the reader of a parameter that is an object. Its errors name the member, but not the parameter.
+
+    Args:
+        must: what is said of another value. Other names are refused, too, unless their value is null.
+    """
+    declared = Closed(must, fields)
+    return reader_of(Placed(declared.read, {"type": "object", "properties": declared.shape["properties"]}))
 
 
 def _allows_null(shape: Shape) -> bool:

@@ -38,6 +38,11 @@ def _with_colon(path: Path, reason: str) -> str:
     return f"{path}: {reason}"
 
 
+def in_quotes(path: Path, reason: str) -> str:
+    """Return the error for a member of a parameter. A reason that begins with "has" or "must have" is complete."""
+    return reason if reason.startswith(("has ", "must have ")) else f"'{path}' {reason}"
+
+
 class Path(NamedTuple):
     """The path of a value in a request body, for error messages: names of fields, and indices of lists.
 
@@ -58,7 +63,7 @@ class Path(NamedTuple):
 
     def at(self, *keys: str | int) -> Path:
         """Return the path of a member of the value."""
-        return Path((*self.keys, *keys), self.words)
+        return type(self)((*self.keys, *keys), self.words)
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)

@@ -22,7 +22,7 @@ from handler.core.framing import Framing
 from handler.http.routes import ASSETS
 from handler.http.server import StartingApp
 from handler.protocols import registry
-from handler.protocols.anthropic.request import AnthropicCountTokens
+from handler.protocols.anthropic.dialect import AnthropicCountTokens
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
-from handler.protocols.anthropic.request import TABLE as MESSAGES
+from handler.protocols.anthropic.types import TABLE as MESSAGES
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.messages import ROLES
 from handler.protocols.openai.completions import OpenAiEmbeddings
