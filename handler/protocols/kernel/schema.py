@@ -46,7 +46,7 @@ def nullable(shape: Shape) -> Shape:
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
     kind = shape.get("type")
-    if kind == "null" or (isinstance(kind, list) and "null" in kind):
+    if kind == "null" or (isinstance(kind, list) and "null" in kind) or None in shape.get("enum", ()):
         return shape
     if isinstance(kind, str) and shape.keys().isdisjoint(("const", "enum")):
         return {**shape, "type": [kind, "null"]}
