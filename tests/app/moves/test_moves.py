@@ -394,7 +394,7 @@ MIDDLEWARE_REASONS = [
         _AWS_VLLM_PAGE,
         "`/v1/models`",
         (
-            r"\$\.data\[\]\.(permission: list -> absent|input_modalities: absent -> list)",
+            r"\$\.data\[\]\.(permission: list -> absent|(input_modalities|supported_parameters): absent -> list)",
             r"\$\.models: absent -> list",
         ),
         "models",
