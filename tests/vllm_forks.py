@@ -19,12 +19,11 @@ from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from handler.core import child_processes
-from handler.core.child_processes import die_with_parent
+from handler.core.child_processes import Child, die_with_parent
 from tests.environment import clean_environment
 from tests.servers import free_port, wait_for
 
@@ -109,19 +108,15 @@ def engines() -> Iterator[None]:
         yield
         return
     environment = {**_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    forks = SimpleNamespace(**{**vars(subprocess), "Popen": partial(_Fork, environment)})
-    with contextlib.ExitStack() as patched:
-        own = mock.patch.multiple(child_processes, subprocess=forks, python=lambda *command: command)
-        patched.enter_context(own)
+    fork = partial(_Fork, environment)
+    with mock.patch.multiple(child_processes, Child=fork, python=lambda *command: command):
         yield
 
 
-class _Fork:
-    """In place of a `subprocess.Popen` that runs a function with the number of an open socket.
+class _Fork(Child):
+    """A child process that runs a function with the number of an open socket. Its output is not captured."""
 
-    Its output is not captured.
-    """
-
+    _child_created = False  # what `Popen` reads at its end
     stdout = stderr = None
 
     def __init__(
@@ -136,12 +131,17 @@ class _Fork:
         (fd,) = pass_fds
         with socket.socket(fileno=os.dup(fd)) as channel:
             self._process = start(_call, command[0], channel, {**(env or os.environ), **environment})
+        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
-        if self._process.exitcode is None:
+        status = self.poll()
+        if status is None:
             raise subprocess.TimeoutExpired("a fork", timeout or 0)
+        return status
+
+    def poll(self) -> int | None:
         return self._process.exitcode
 
     def kill(self) -> None:
