@@ -104,11 +104,17 @@ class RealtimeConversation:
         if item.id in self.items:
             raise EventError(f"item.id={show(item.id)}: an item with this id exists", "invalid_value", "item.id")
         self.check_room()
-        ids, index = [*self.items], self._index(previous)
+        index = self._index(previous)
         self._memory[item.id] = self._hold(item.size)
         items = [*self.items.items()]
         items.insert(index, (item.id, item))
         self.items = dict(items)
+        return self.id_before(item.id)
+
+    def id_before(self, id: str) -> str | None:
+        """Return the id of the item before the one with this id, or None if it is the first."""
+        ids = [*self.items]
+        index = ids.index(id)
         return ids[index - 1] if index else None
 
     def _index(self, previous: object) -> int:

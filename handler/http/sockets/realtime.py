@@ -278,19 +278,21 @@ class RealtimeReader(MessageReader):
             raise EventError(message, "response_cancel_not_active", "response_id")
         turn.cancel()
 
-    def _put_output(self, fields: dict[str, Any]) -> bool:
-        """Add an item that a response begins to the conversation, or replace it when it ends.
+    def _put_output(self, kind: str, fields: dict[str, Any]) -> None:
+        """Add an item that a response begins to the conversation, or replace it when it ends, and tell the client.
 
-        Returns:
-            Whether the conversation has the item.
+        Args:
+            kind: "added" or "done".
         """
         item = ConversationItem.of_response(fields)
-        put = self._conversation.add if fields["status"] == "in_progress" else self._conversation.replace
+        put = self._conversation.add if kind == "added" else self._conversation.replace
         try:
             put(item)
         except ServingError as error:
             self._fail(error)
-        return self._conversation.items.get(item.id) is item
+        if self._conversation.items.get(item.id) is item:
+            before = self._conversation.id_before(item.id)
+            self._send(f"conversation.item.{kind}", previous_item_id=before, item=fields)
 
     # -- audio ---------------------------------------------------------------------------------------------------
 

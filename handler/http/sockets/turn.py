@@ -49,8 +49,8 @@ class TextTurn(EventSender):
         settings: settings of the session, with those of the response.
         metadata: metadata of the response, as JSON.
         conversation_id: id of the conversation that the items are added to, or None.
-        put: adds an item to the conversation when it begins, and replaces it when it ends. Returns whether the
-            conversation has the item. A client may send the output of a call before the end of the response.
+        put: adds an item to the conversation when it begins ("added"), replaces it when it ends ("done"), and sends
+            the event of the conversation. A client may send the output of a call before the end of the response.
 
     Attributes:
         id: id of the response.
@@ -64,7 +64,7 @@ class TextTurn(EventSender):
         settings: Mapping[str, Any],
         metadata: object,
         conversation_id: str | None = None,
-        put: Callable[[dict[str, Any]], bool] = lambda item: False,
+        put: Callable[[str, dict[str, Any]], None] = lambda kind, item: None,
     ) -> None:
         super().__init__(socket)
         self._send = send
@@ -152,8 +152,7 @@ class TextTurn(EventSender):
 
     def _send_item(self, kind: str, item: dict[str, Any]) -> None:
         self._send(f"response.output_item.{kind}", response_id=self.id, output_index=len(self._items), item=item)
-        if self._put(item):
-            self._send(f"conversation.item.{kind}", previous_item_id=None, item=item)
+        self._put(kind, item)
 
     def _end(self, status: str, details: object, usage: Mapping[str, Any] | None = None) -> None:
         self._begin()

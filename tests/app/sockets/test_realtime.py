@@ -85,6 +85,19 @@ def test_items_are_inserted_shown_and_deleted(echo_server: LiveServer) -> None:
         assert (error["code"], error["param"], error["event_id"]) == ("item_not_found", "item_id", "mine")
 
 
+def test_each_item_names_the_one_before_it(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, PATH) as client:
+        send(client, say("b", id="b"), RESPOND)
+        events = until(client, "response.done")
+        send(client, {**say("a", id="a"), "previous_item_id": "root"}, say("c", id="c"), RESPOND)
+        events += until(client, "response.done")
+        first, second = (event["response"]["output"][0]["id"] for event in events if event["type"] == "response.done")
+        before = {"b": None, first: "b", "a": None, "c": first, second: "c"}
+        for kind in ("added", "done"):
+            placed = [event for event in events if event["type"] == f"conversation.item.{kind}"]
+            assert {event["item"]["id"]: event["previous_item_id"] for event in placed} == before
+
+
 def test_one_response_at_a_time_and_its_cancel(echo_server: LiveServer) -> None:
     with open_socket(echo_server, PATH) as client:
         send(client, say("word " * 10), {"type": "response.create"}, {"type": "response.create"})
