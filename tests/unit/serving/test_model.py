@@ -437,7 +437,7 @@ NO_CALLS = {"start_anchor": "a", "fields": {"thinking": {"open": "b"}}}
 @pytest.mark.parametrize(
     ("template", "options", "message"),
     [
-        (BROKEN, ("reasoning_parser=hf",), ": response_template.fields.content.open_pattern: '(a' cannot be read: a bracket is not closed"),
+        (BROKEN, ("reasoning_parser=hf",), "fields.content.open_pattern: '(a' cannot be read: a bracket is not closed"),
         ("text", ("reasoning_parser=hf",), "tokenizer_config.json: response_template: must be an object"),
         (None, ("tool_call_parser=hf",), "tokenizer_config.json has no response_template"),
         (NO_CALLS, ("tool_call_parser=hf",), "tokenizer_config.json: response_template.fields has no tool_calls"),
