@@ -390,6 +390,10 @@ class Variant:
     def shape(self) -> Shape:
         return {"anyOf": [known.shape for known in self._kinds.values()]}
 
+    @property
+    def _expected(self) -> str:
+        return f"must be {' or '.join(self._kinds)}"
+
     def with_field(self, name: str, field: Declaration) -> Variant:
         kinds = {kind: known.with_field(name, field) for kind, known in self._kinds.items()}
         return Variant(self._tag, kinds, self._must, default=self._default, refused=self._refused)
@@ -398,12 +402,12 @@ class Variant:
         """Return the values of the fields by name, that of the tag among them."""
         if not isinstance(value, dict):
             raise at.refused(self._must)
-        kind, expected = value.get(self._tag), f"must be {' or '.join(self._kinds)}"
+        kind = value.get(self._tag)
         if kind is None and (self._default or self._tag not in value):
             if not self._default:
-                raise at.at(self._tag).missing(f"it {expected}")
+                raise at.at(self._tag).missing(f"it {self._expected}")
             kind = self._default
         if not isinstance(kind, str) or kind not in self._kinds:
-            reason = self._refused.get(kind, expected) if isinstance(kind, str) else expected
+            reason = self._refused.get(kind, self._expected) if isinstance(kind, str) else self._expected
             raise at.at(self._tag).refused(f"{show(kind)} is not supported: {reason}")
         return self._kinds[kind].read(value, at, scope)

@@ -14,7 +14,18 @@ from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import MAX_ARGUMENTS
-from handler.protocols.kernel.objects import IGNORED, Declaration, Leaf, Obj, Variant, leaf, members
+from handler.protocols.kernel.objects import (
+    AS_IS,
+    IGNORED,
+    Declaration,
+    Leaf,
+    Obj,
+    Optional,
+    Variant,
+    among,
+    leaf,
+    members,
+)
 from handler.protocols.kernel.parameters import ROWS, Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import integer, metadata, only, response_format, string, string_up_to
 from handler.protocols.kernel.schema import (
@@ -101,7 +112,7 @@ def _call_text(value: Any) -> str:
 
 _STRING = leaf(string)
 _TEXT = Leaf(_call_text, {"anyOf": [TEXT, NULL, listing({}, maxItems=0)]})
-_CONTENT = Leaf(lambda value: value, {})
+_CONTENT = AS_IS
 """Content parts, which `InputReader` reads, because the role of a message decides whether they may be media."""
 
 CALLS: Mapping[str, str] = {
@@ -313,30 +324,20 @@ BACKGROUND = "background"
 
 
 def _always(value: str) -> Leaf:
-    def read(sent: Any) -> None:
-        if sent not in (value, None):
-            raise ValueError(f"must be {value}, the only supported value")
-
-    return Leaf(read, {"enum": [value, None]})
+    return among(value, None, must=f"must be {value}, the only supported value")
 
 
 _background_options = members(
     "must be an object",
     completion_window=_always("soonest"),
-    continuation_id=Leaf(lambda value: None if value is None else string(value), nullable(TEXT)),
+    continuation_id=Optional(_STRING),
 )
 """Reads `background_options`. They have no effect, because a response is always generated as soon as possible."""
 
 
-def _effort(value: Any) -> Any:
-    if value is not None and value not in EFFORTS:
-        raise ValueError(f"must be one of {', '.join(EFFORTS)}")
-    return value
-
-
 read_reasoning = members(
     "must be an object with 'effort', 'summary' or both",
-    effort=Leaf(_effort, {"enum": [*EFFORTS, None]}),
+    effort=among(*EFFORTS, None, must=f"must be one of {', '.join(EFFORTS)}"),
     summary=IGNORED,
     generate_summary=IGNORED,
     context=_always("auto"),
