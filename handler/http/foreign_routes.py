@@ -45,7 +45,7 @@ from handler.protocols.triton.api import (
     TritonTensorConfig,
     statistics,
 )
-from handler.protocols.triton.models import TensorType, find_model
+from handler.protocols.triton.models import TensorSpec, find_model
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
@@ -310,12 +310,12 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
     await send_answer(scope, send, HttpResponse(200 if fine else 503, "text/plain", b""))
 
 
-def _described(tensors: Mapping[str, TensorType]) -> list[TritonTensor]:
+def _described(tensors: Mapping[str, TensorSpec]) -> list[TritonTensor]:
     """Describe tensors as in Triton's metadata, where shapes begin with the batch dimension."""
     return [{"name": name, "datatype": datatype, "shape": [-1, *dims]} for name, (datatype, dims) in tensors.items()]
 
 
-def _configured(tensors: Mapping[str, TensorType]) -> list[TritonTensorConfig]:
+def _configured(tensors: Mapping[str, TensorSpec]) -> list[TritonTensorConfig]:
     """Describe tensors as in Triton's model configuration."""
     types = {"BYTES": "STRING"}
     return [

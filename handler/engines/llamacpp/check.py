@@ -8,7 +8,7 @@ from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.parameters import grammar
 from handler.engines.llamacpp.schema import schema_grammar
-from handler.engines.llamacpp.stacks import Sample, Stacks, Trial
+from handler.engines.llamacpp.stacks import GrammarTrial, Sample, Stacks
 
 
 class LlamaCheck:
@@ -29,4 +29,4 @@ class LlamaCheck:
         """
         field = grammar(structured_output)
         text = field.get("grammar") or schema_grammar(field["json_schema"]).text
-        Trial(Stacks(read(text)), self._sample).check()
+        GrammarTrial(Stacks(read(text)), self._sample).check()

@@ -49,7 +49,7 @@ _Shape = bytes
 """Describes stacks by the characters that they allow; equal shapes are taken for equal grammars."""
 
 
-class TooSlow(ValueError):
+class TooAmbiguous(ValueError):
     """llama.cpp would take too long to apply the grammar."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Stacks:
                     visiting.add(following)
                     totals.append(1)
                 if len(path) > _MAX_CHAIN or (totals and totals[-1] > _MAX_CALLS):
-                    raise TooSlow
+                    raise TooAmbiguous
 
     def _beginnings(self, rule: int) -> Iterable[int]:
         """Return the rules that llama.cpp visits from a rule: those at a beginning, or after one that may be empty."""
@@ -205,7 +205,7 @@ class Stacks:
         """Return the stacks that a stack becomes when rules are entered until a character is at the top.
 
         Raises:
-            TooSlow: there are too many.
+            TooAmbiguous: there are too many.
         """
         known = self._expanded.get(stack)
         if known is not None:
@@ -225,7 +225,7 @@ class Stacks:
                     seen.add(entered)
                     waiting.append(entered)
             if len(result) > _MAX_STACKS or len(seen) > _MAX_STEPS:
-                raise TooSlow
+                raise TooAmbiguous
         self._expanded[stack] = result
         return result
 
@@ -260,7 +260,7 @@ class Stacks:
         return total
 
 
-class Trial:
+class GrammarTrial:
     """A trial of a grammar with a vocabulary.
 
     Args:
@@ -292,7 +292,7 @@ class Trial:
         """Try some responses, and every position at which a rule begins.
 
         Raises:
-            TooSlow: llama.cpp would compare more than MAX_TRIALS characters for one token.
+            TooAmbiguous: llama.cpp would compare more than MAX_TRIALS characters for one token.
         """
         roots = self._stacks.roots()
         for number in range(_WALKS):
@@ -317,24 +317,24 @@ class Trial:
         """Return the stacks after a character. llama.cpp compares each of them with those that it has found already.
 
         Raises:
-            TooSlow: it would take too long.
+            TooAmbiguous: it would take too long.
         """
         after = self._stacks.after(stacks, kind)
         results = [result for _, stack in after for result in self._stacks.expand(stack)]
         following = list(dict.fromkeys(results))
         if len(results) * len(following) * _COMPARISON > MAX_TRIALS:
-            raise TooSlow
+            raise TooAmbiguous
         return following
 
     def num_trials(self, stacks: Sequence[int]) -> float:
         """Return how many characters llama.cpp compares to find the tokens that the stacks allow.
 
         Raises:
-            TooSlow: there are more than MAX_TRIALS, or it compares too many stacks.
+            TooAmbiguous: there are more than MAX_TRIALS, or it compares too many stacks.
         """
         num_comparisons = self._stacks.num_comparisons(stacks)
         if num_comparisons * _COMPARISON > MAX_TRIALS:
-            raise TooSlow
+            raise TooAmbiguous
         total = 0.0
         for first, tokens in self._tokens.items():
             after = self._stacks.after(stacks, first)
@@ -342,7 +342,7 @@ class Trial:
                 _, trials = self._try(after, len(stacks), suffix)
                 total += trials * count * self._weight
             if total > MAX_TRIALS:
-                raise TooSlow
+                raise TooAmbiguous
         if num_comparisons > _MANY:
             self._reject(stacks, self._suffixes, 0)
         return total
@@ -360,7 +360,7 @@ class Trial:
             length: number of characters before them.
 
         Raises:
-            TooSlow: the cost exceeds MAX_TRIALS.
+            TooAmbiguous: the cost exceeds MAX_TRIALS.
         """
         total = self._stacks.num_comparisons(stacks) * self._spread[length] * _SHORT_COMPARISON
         left = frozenset(filter(None, suffixes))
@@ -377,7 +377,7 @@ class Trial:
             left = left - passing | {suffix for suffix in passing if suffix[1] in rejected}
             total += count
             if total > MAX_TRIALS:
-                raise TooSlow
+                raise TooAmbiguous
         return left, total
 
     def _try(self, after: Sequence[tuple[int, int]], num_stacks: int, suffix: _Suffix) -> tuple[bool, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.engines.llamacpp.splits import Split, older, steps
-from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary, Kind
+from handler.engines.llamacpp.vocabulary import REMEDY, GgufVocabulary, TokenType
 
 _SPACE = "▁"  # SentencePiece's space
 _LETTERS = [*map(chr, range(0x21, 0x7F)), *map(chr, range(0xA1, 0xAD)), *map(chr, range(0xAE, 0x100))]
@@ -241,14 +241,14 @@ def _word_pieces(gguf: GgufVocabulary) -> Json:
 
 
 def _unigrams(gguf: GgufVocabulary) -> Json:
-    normal = [score for score, kind in zip(gguf.scores, gguf.kinds, strict=False) if kind is Kind.NORMAL]
+    normal = [score for score, kind in zip(gguf.scores, gguf.kinds, strict=False) if kind is TokenType.NORMAL]
     unknown = gguf.special.get("unknown")
     if not normal:
         raise ConfigError(f"its vocabulary contains only special tokens: {REMEDY}")
     if unknown is None:
         raise ConfigError(_NO_UNKNOWN)
     # llama.cpp does not look for other tokens in words.
-    fixed = {Kind.NORMAL: None, Kind.UNUSED: None, Kind.USER_DEFINED: 0.0}
+    fixed = {TokenType.NORMAL: None, TokenType.UNUSED: None, TokenType.USER_DEFINED: 0.0}
     scores = [
         (score if fixed[kind] is None else fixed[kind]) if kind in fixed else min(normal)
         for score, kind in zip(gguf.scores, gguf.kinds, strict=False)

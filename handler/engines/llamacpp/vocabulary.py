@@ -16,7 +16,7 @@ REMEDY = (
 )
 
 
-class Kind(IntEnum):
+class TokenType(IntEnum):
     """llama.cpp's types of tokens."""
 
     NORMAL = 1
@@ -27,8 +27,8 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-_SPECIAL = (Kind.UNKNOWN, Kind.CONTROL)
-_ADDED = (*_SPECIAL, Kind.USER_DEFINED)
+_SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL)
+_ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
 
 
 class GgufVocabulary(NamedTuple):
@@ -57,7 +57,7 @@ class GgufVocabulary(NamedTuple):
     model: str
     words: Words
     texts: Sequence[str]
-    kinds: Sequence[Kind]
+    kinds: Sequence[TokenType]
     merges: Sequence[tuple[str, str]]
     scores: Sequence[float]
     special: Mapping[str, int]
@@ -194,26 +194,26 @@ _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 """Texts of tokens of Phi 3 that do not take the spaces after them."""
 
 
-def _kinds(header: gguf.TokenizerHeader, special: Mapping[str, int]) -> list[Kind]:
+def _kinds(header: gguf.TokenizerHeader, special: Mapping[str, int]) -> list[TokenType]:
     """Return the type of each token. The texts of known control tokens override the types in the header."""
-    known = {kind.value: kind for kind in Kind}
-    numbers = header.kinds or [Kind.NORMAL] * len(header.tokens)
-    kinds = [known.get(number, Kind.UNUSED) for number in numbers[: len(header.tokens)]]
+    known = {kind.value: kind for kind in TokenType}
+    numbers = header.kinds or [TokenType.NORMAL] * len(header.tokens)
+    kinds = [known.get(number, TokenType.UNUSED) for number in numbers[: len(header.tokens)]]
     control = gguf.control_texts(special)
     present = {text for text in header.tokens if text in gguf.END_TEXTS}
     exceptions = gguf.end_exceptions(present)
     for id, text in enumerate(header.tokens):
         if text in control:
-            kinds[id] = Kind.CONTROL
+            kinds[id] = TokenType.CONTROL
         if text in _SHOWN or (text in exceptions and text != b"</s>"):
-            kinds[id] = Kind.USER_DEFINED
+            kinds[id] = TokenType.USER_DEFINED
         elif text in exceptions:
-            kinds[id] = Kind.NORMAL
+            kinds[id] = TokenType.NORMAL
     return kinds
 
 
 def _stripped(
-    values: Mapping[bytes, object], words: Words, kinds: Sequence[Kind], texts: Sequence[str]
+    values: Mapping[bytes, object], words: Words, kinds: Sequence[TokenType], texts: Sequence[str]
 ) -> tuple[Set[int], Set[int]]:
     """Return the ids of the tokens that take the spaces in front of them, and of those that take the spaces after them.
 

@@ -34,7 +34,7 @@ from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
 from handler.engines.structured_output.abridged import MARKER, abridged_parts
 from handler.engines.structured_output.characters import is_misread, literal
-from handler.engines.structured_output.ebnf import Unreadable, acyclic, respelled
+from handler.engines.structured_output.ebnf import InvalidGrammar, acyclic, respelled
 from handler.engines.structured_output.json_grammar import json_grammar
 from handler.engines.structured_output.nodes import choice_of
 from handler.engines.structured_output.references import with_plain_references
@@ -282,7 +282,7 @@ class OpenVinoCheck:
         assert grammar is not None
         try:
             rules = acyclic(grammar)
-        except Unreadable:
+        except InvalidGrammar:
             self.compile(structured_output)  # raises xgrammar's own message
             raise
         return [StructuredOutput("grammar", text) for text in rules.abridged()]

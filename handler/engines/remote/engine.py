@@ -94,7 +94,7 @@ class Running(Generic[C]):
 
 
 @dataclass
-class Question:
+class Probes:
     """Probes that test whether a server enforces structured output on a prompt.
 
     Attributes:
@@ -141,7 +141,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._running: dict[int, Running[C]] = {}
         self._steps = StepLoop(self._loop, min(_IDLE, max_silence / 4), self._end_silent)
         # The probes that are under way, by address, prompt and cache salt.
-        self._questions: dict[tuple[str, tuple[int, ...], str], Question] = {}
+        self._probes: dict[tuple[str, tuple[int, ...], str], Probes] = {}
         self._own = own
         self._lost: Failed | None = None  # why the engine's own server has to be restarted
         self._interrupted = False
@@ -460,22 +460,22 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     async def _obeys(self, server: RemoteServer, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
         """Return whether a server enforces structured output on a prompt. Concurrent requests share the probes."""
         key = server.url, tuple(ids), cache_salt
-        question = self._questions.get(key)
-        if question is None:
+        probes = self._probes.get(key)
+        if probes is None:
             silence = copy.copy(running.silence)
             task = self._loop.create_task(self._probe(server, ids, cache_salt, silence))
-            question = self._questions[key] = Question(task, silence)
-        question.num_waiting += 1
-        running.silence = question.silence
+            probes = self._probes[key] = Probes(task, silence)
+        probes.num_waiting += 1
+        running.silence = probes.silence
         try:
-            return await asyncio.shield(question.task)
+            return await asyncio.shield(probes.task)
         finally:
-            running.silence = copy.copy(question.silence)
-            question.num_waiting -= 1
-            if not question.num_waiting:
-                del self._questions[key]
-                question.task.cancel()
-                await asyncio.wait([question.task])
+            running.silence = copy.copy(probes.silence)
+            probes.num_waiting -= 1
+            if not probes.num_waiting:
+                del self._probes[key]
+                probes.task.cancel()
+                await asyncio.wait([probes.task])
 
     async def _probe(self, server: RemoteServer, ids: Sequence[int], cache_salt: str, silence: Silence) -> bool:
         """Return whether three requests, each of which allows only a single text, get three different tokens."""

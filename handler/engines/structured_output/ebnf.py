@@ -46,7 +46,7 @@ _MAX_NESTING = 100  # levels of nested brackets
 _MAX_DIGITS = 18  # of a number of repetitions
 
 
-class Unreadable(ValueError):
+class InvalidGrammar(ValueError):
     """The grammar has a syntax error or an undefined rule."""
 
 
@@ -61,7 +61,7 @@ class Grammar:
     """A parsed grammar.
 
     Raises:
-        Unreadable: the grammar has a syntax error or an undefined rule.
+        InvalidGrammar: the grammar has a syntax error or an undefined rule.
     """
 
     def __init__(self, text: str) -> None:
@@ -69,7 +69,7 @@ class Grammar:
         self._rules, self._endings = reader.rules, reader.endings
         self._calls = {name: _calls(rule) for name, rule in self._rules.items()}
         if missing := set().union(*self._calls.values()) - self._rules.keys():
-            raise Unreadable(f"EBNF: the rule {min(missing)!r} is not defined")
+            raise InvalidGrammar(f"EBNF: the rule {min(missing)!r} is not defined")
         self._lengths = self._least_lengths()
 
     def cycle(self) -> Sequence[str]:
@@ -135,7 +135,7 @@ def acyclic(text: str) -> Grammar:
 
     Raises:
         ValueError: a rule can derive itself without any text.
-        Unreadable: the grammar has a syntax error or an undefined rule.
+        InvalidGrammar: the grammar has a syntax error or an undefined rule.
     """
     grammar = Grammar(text)
     if cycle := grammar.cycle():
@@ -154,7 +154,7 @@ def respelled(grammar: str) -> str:
     """
     try:
         tokens = list(_scan(grammar))
-    except Unreadable:
+    except InvalidGrammar:
         return grammar
     rewritten = "".join(_respelled(token) for token in tokens)
     if rewritten != grammar and any(token.text in _MACROS for token in tokens):
@@ -178,13 +178,13 @@ def _scan(text: str) -> Iterator[_Lexeme]:
     """Yield the tokens of a grammar, including spaces and comments.
 
     Raises:
-        Unreadable: a character begins no token.
+        InvalidGrammar: a character begins no token.
     """
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise Unreadable(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
+            raise InvalidGrammar(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
         yield _Lexeme(str(match.lastgroup), match[0])
         at = match.end()
 
@@ -240,10 +240,10 @@ class _Reader:
     def _rule(self) -> None:
         kind, name = self._tokens[self._at]
         if kind != "rule":
-            raise Unreadable(f"EBNF: expected a rule, not {name!r}")
+            raise InvalidGrammar(f"EBNF: expected a rule, not {name!r}")
         name = re.split(r"[^A-Za-z0-9_.-]", name, maxsplit=1)[0]  # without attributes, which change nothing here
         if name in self.rules:
-            raise Unreadable(f"EBNF: the rule {name!r} is defined twice")
+            raise InvalidGrammar(f"EBNF: the rule {name!r} is defined twice")
         self._at += 1
         self.rules[name] = self._choice()
         self.endings[name] = f" {self._bracket()}" if self._text() == "(=" else ""
@@ -280,14 +280,14 @@ class _Reader:
         if kind == "name":
             return RuleName(text)
         if text != "(":
-            raise Unreadable(f"EBNF: unexpected {text!r}")
+            raise InvalidGrammar(f"EBNF: unexpected {text!r}")
         self._depth += 1
         if self._depth > _MAX_NESTING:
-            raise Unreadable(f"EBNF: more than {_MAX_NESTING} nested brackets")
+            raise InvalidGrammar(f"EBNF: more than {_MAX_NESTING} nested brackets")
         node = self._choice()
         self._depth -= 1
         if self._text() != ")":
-            raise Unreadable("EBNF: a bracket is not closed")
+            raise InvalidGrammar("EBNF: a bracket is not closed")
         self._at += 1
         return node
 
@@ -326,7 +326,7 @@ def _bounds(counts: Sequence[str]) -> tuple[int, int | None]:
     """Return the minimum and maximum number of repetitions, from the tokens inside `{n}`, `{min,}` or `{min,max}`."""
     numbers = [None if count == "-1" else int(count[:_MAX_DIGITS]) for count in counts if is_digits(count[-1:])]
     if not numbers:
-        raise Unreadable("EBNF: a repetition without a number")
+        raise InvalidGrammar("EBNF: a repetition without a number")
     return numbers[0] or 0, numbers[-1] if len(numbers) > 1 or "," not in counts else None
 
 

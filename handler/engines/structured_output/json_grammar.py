@@ -197,7 +197,7 @@ _MAX_DEPTH = 64  # of nested subschemas; a fixed limit, so that the engine and i
 _MAX_RANGES = 1 << 16  # total characters of all ranges of numbers in a grammar
 
 
-class Unsupported(Exception):
+class UnsupportedSchema(Exception):
     """The schema contains an unsupported keyword, or an unsupported value of a keyword."""
 
 
@@ -205,7 +205,7 @@ def json_grammar(schema: Any) -> str | None:
     """Convert a decoded schema to a grammar with the rule `root`, or return None if the schema is not supported."""
     try:
         return _Grammar(schema).text
-    except Unsupported:
+    except UnsupportedSchema:
         return None
 
 
@@ -227,7 +227,7 @@ class _Grammar:
     def _expression(self, schema: Any) -> str:
         """Convert a subschema to a single EBNF element, which can be repeated or combined with others."""
         if self._depth == _MAX_DEPTH:
-            raise Unsupported
+            raise UnsupportedSchema
         self._depth += 1
         expression = self._of_schema(schema)
         self._depth -= 1
@@ -237,14 +237,14 @@ class _Grammar:
         if schema is True:
             return "value"
         if not isinstance(schema, dict):
-            raise Unsupported
+            raise UnsupportedSchema
         schema = {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
         if not schema:
             return "value"
         for name, make in _BY_KEYWORD.items():
             if name in schema:
                 if not schema.keys() <= {name, "type"}:
-                    raise Unsupported
+                    raise UnsupportedSchema
                 return make(self, schema[name])
         types = schema.get("type", "object" if "properties" in schema else None)  # as xgrammar assumes
         if not isinstance(types, list):
@@ -252,23 +252,23 @@ class _Grammar:
         keywords = schema.keys() - {"type"}
         by_type = {kind: keywords & set(_KEYWORDS.get(kind, ())) for kind in map(str, types)}
         if not types or keywords != set().union(*by_type.values()):
-            raise Unsupported
+            raise UnsupportedSchema
         return either(
             [self._of_type(kind, {"type": kind, **{name: schema[name] for name in by_type[kind]}}) for kind in by_type]
         )
 
     def _of_type(self, kind: Any, schema: Mapping[str, Any]) -> str:
         if kind not in _TYPES or not schema.keys() <= {"type", *_KEYWORDS.get(kind, ())}:
-            raise Unsupported
+            raise UnsupportedSchema
         if kind == "string" and len(schema) > 1:
             return self._string(schema)
         if kind in _RANGES and len(schema) > 1:
             element = _RANGES[kind]({name: value for name, value in schema.items() if name != "type"})
             if element is None:
-                raise Unsupported
+                raise UnsupportedSchema
             self._num_ranges += len(element)
             if self._num_ranges > _MAX_RANGES:
-                raise Unsupported
+                raise UnsupportedSchema
             return element
         if kind == "array":
             return self._array(schema)
@@ -282,7 +282,7 @@ class _Grammar:
         if len(schema) == 2 and isinstance(expression, str):
             return self._rule(f'"\\"" {regex_grammar(expression, in_json=True)} "\\""')
         if not schema.keys() <= {"type", "minLength", "maxLength"}:
-            raise Unsupported
+            raise UnsupportedSchema
         # Escapes are not allowed, because they would need a slow rule.
         return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{counts(*_limits(schema, "Length"))} "\\""')
 
@@ -304,16 +304,16 @@ class _Grammar:
         if not schema.get("properties") and (schema.keys() & _NAMES or _is_open(schema.get("additionalProperties"))):
             return self._open_object(schema)
         if schema.keys() & _NAMES:
-            raise Unsupported
+            raise UnsupportedSchema
         properties, required = schema.get("properties", {}), schema.get("required", [])
         additional = schema.get("additionalProperties", False)
         # If a schema names properties, no others are generated, even if it allows them, as if the keyword were missing.
         if not isinstance(properties, dict) or not (
             additional is False or (properties and (additional is True or additional == {}))
         ):
-            raise Unsupported
+            raise UnsupportedSchema
         if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
-            raise Unsupported
+            raise UnsupportedSchema
         if not properties:
             return '"{}"' if "additionalProperties" in schema else "any_object"
         # The rest of the object from each property on, built backwards. `first` is used if no property precedes the
@@ -330,20 +330,20 @@ class _Grammar:
         low, high = _limits(schema, "Properties")
         patterns, additional = schema.get("patternProperties"), schema.get("additionalProperties", True)
         if low > 1 or schema.get("required") or (patterns is not None and "propertyNames" in schema):
-            raise Unsupported  # a name may be repeated, so the number of names is not the number of properties
+            raise UnsupportedSchema  # a name may be repeated, so the number of names is not the number of properties
         name, value = self._expression({"type": "string", **_mapping(schema.get("propertyNames", {}))}), additional
         if patterns is not None:
             if len(_mapping(patterns)) != 1:
-                raise Unsupported
+                raise UnsupportedSchema
             [(pattern, value)] = patterns.items()
             name = self._expression({"type": "string", "pattern": pattern})
         if value is False:
-            raise Unsupported
+            raise UnsupportedSchema
         return self._repeated("{", f'{name} ": " {self._expression(value)}', "}", low, high)
 
     def _reference(self, path: Any) -> str:
         if not isinstance(path, str) or not path.startswith("#") or "~" in path or "%" in path:
-            raise Unsupported
+            raise UnsupportedSchema
         if path not in self._references:
             target = target_of(path, self._root)
             name = self._references[path] = f"ref{len(self._references)}"
@@ -352,12 +352,12 @@ class _Grammar:
 
     def _any_of(self, schemas: Any) -> str:
         if not isinstance(schemas, list) or not schemas:
-            raise Unsupported
+            raise UnsupportedSchema
         return either([self._expression(schema) for schema in schemas])
 
     def _values(self, values: Any) -> str:
         if not isinstance(values, list) or not values:
-            raise Unsupported
+            raise UnsupportedSchema
         return choice_of(json.dumps(value, ensure_ascii=False) for value in values)
 
 
@@ -394,13 +394,13 @@ def _is_open(additional: Any) -> bool:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise Unsupported
+        raise UnsupportedSchema
     return value
 
 
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Unsupported
+        raise UnsupportedSchema
     return value
 
 
@@ -408,5 +408,5 @@ def _limits(schema: Mapping[str, Any], of: str) -> tuple[int, int | None]:
     low = _integer(schema.get(f"min{of}", 0))
     high = _integer(schema[f"max{of}"]) if f"max{of}" in schema else None
     if low < 0 or (high is not None and high < low):
-        raise Unsupported
+        raise UnsupportedSchema
     return low, high

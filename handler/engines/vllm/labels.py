@@ -15,7 +15,7 @@ MAX_IDS = 128
 vllm/sampling_params.py)."""
 
 
-class Part(NamedTuple):
+class LabelPart(NamedTuple):
     """A request to vLLM for some of the labels.
 
     Attributes:
@@ -56,10 +56,10 @@ class LabelRequest:
         ids, label_ids = request.ids, request.pooling.label_ids
         if selects_ids:
             starts = range(0, len(label_ids), MAX_IDS)
-            self._parts = deque(Part(ids, label_ids[start : start + MAX_IDS]) for start in starts)
+            self._parts = deque(LabelPart(ids, label_ids[start : start + MAX_IDS]) for start in starts)
         else:
-            self._parts = deque(Part([*ids, id], label_id=id) for id in label_ids)
-            self._parts.append(Part(ids))
+            self._parts = deque(LabelPart([*ids, id], label_id=id) for id in label_ids)
+            self._parts.append(LabelPart(ids))
         self.part = self._parts.popleft()
 
     def take(self, output: Output) -> Output | None:

@@ -24,7 +24,7 @@ from handler.protocols.kernel.reply import PreparedDocument
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import VERSION, InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, TensorType, model_of
+from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, TensorSpec, model_of
 from handler.protocols.triton.request import (
     INPUTS,
     check_single_sequence,
@@ -199,7 +199,7 @@ class _Reader:
 
 
 _MEMBERS = {"name": str, "datatype": str, "shape": list}
-_STOP = TensorType("BOOL")
+_STOP = TensorSpec("BOOL")
 """The input `stop` of TensorRT-LLM, which also stops requests for the other models."""
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from handler.protocols.triton.request import IDS, INPUTS, OF_OTHER_MODELS, PROMPT, PROMPT_2023
 
 
-class TensorType(NamedTuple):
+class TensorSpec(NamedTuple):
     """The datatype of a tensor, and its dimensions after the batch dimension. -1 means any size."""
 
     datatype: str
@@ -30,8 +30,8 @@ class TensorModel(NamedTuple):
     """
 
     prompt: str
-    inputs: Mapping[str, TensorType]
-    outputs: Mapping[str, TensorType]
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
     text: str = ""
 
 
@@ -48,25 +48,25 @@ FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
 """Outputs that a request only needs to name. Others also need a flag, because perf_analyzer names all outputs."""
 
 _NUMBERS = {
-    "cum_log_probs": TensorType("FP32", (-1,)),
-    "output_log_probs": TensorType("FP32", (-1, -1)),
-    "context_logits": TensorType("FP32", (-1, -1)),
-    "generation_logits": TensorType("FP32", (-1, -1, -1)),
-    "num_input_tokens": TensorType("INT32"),
-    "num_output_tokens": TensorType("INT32", (-1,)),
-    **dict.fromkeys(INDICES, TensorType("INT32")),
+    "cum_log_probs": TensorSpec("FP32", (-1,)),
+    "output_log_probs": TensorSpec("FP32", (-1, -1)),
+    "context_logits": TensorSpec("FP32", (-1, -1)),
+    "generation_logits": TensorSpec("FP32", (-1, -1, -1)),
+    "num_input_tokens": TensorSpec("INT32"),
+    "num_output_tokens": TensorSpec("INT32", (-1,)),
+    **dict.fromkeys(INDICES, TensorSpec("INT32")),
 }
 
 TEXT = TensorModel(
     PROMPT,
     {
-        PROMPT: TensorType("BYTES"),
-        **{name: TensorType(row.datatype, row.dims) for name, row in INPUTS.items()},
+        PROMPT: TensorSpec("BYTES"),
+        **{name: TensorSpec(row.datatype, row.dims) for name, row in INPUTS.items()},
     },
     {
-        "text_output": TensorType("BYTES", (-1,)),
-        "finish_reason": TensorType("BYTES", (-1,)),
-        "cumulative_logprob": TensorType("FP32", (-1,)),
+        "text_output": TensorSpec("BYTES", (-1,)),
+        "finish_reason": TensorSpec("BYTES", (-1,)),
+        "cumulative_logprob": TensorSpec("FP32", (-1,)),
         **_NUMBERS,
     },
     "text_output",
@@ -74,21 +74,21 @@ TEXT = TensorModel(
 """The tensors of the models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and of the models of vLLM's backend."""
 
 _OTHER_MODELS = {
-    **{name: TensorType(row.datatype, row.dims) for name, row in (*INPUTS.items(), *OF_OTHER_MODELS.items())},
-    **dict.fromkeys(("early_stopping", "stop"), TensorType("BOOL")),
+    **{name: TensorSpec(row.datatype, row.dims) for name, row in (*INPUTS.items(), *OF_OTHER_MODELS.items())},
+    **dict.fromkeys(("early_stopping", "stop"), TensorSpec("BOOL")),
 }
 
 TOKENS = TensorModel(
     IDS,
     {IDS: _OTHER_MODELS.pop(IDS), **_OTHER_MODELS},
-    {"output_ids": TensorType("INT32", (-1, -1)), "sequence_length": TensorType("INT32", (-1,)), **_NUMBERS},
+    {"output_ids": TensorSpec("INT32", (-1, -1)), "sequence_length": TensorSpec("INT32", (-1,)), **_NUMBERS},
 )
 """The tensors of `tensorrt_llm`, which reads and writes token ids. It also accepts the other inputs of `TEXT`."""
 
 _ENSEMBLE_2023 = TensorModel(
     PROMPT_2023,
-    {PROMPT_2023: TensorType("BYTES"), **_OTHER_MODELS},
-    {"OUTPUT_0": TensorType("BYTES", (-1,))},
+    {PROMPT_2023: TensorSpec("BYTES"), **_OTHER_MODELS},
+    {"OUTPUT_0": TensorSpec("BYTES", (-1,))},
     "OUTPUT_0",
 )
 """The tensors of the `ensemble` of 2023, before its inputs had descriptive names."""

@@ -20,7 +20,7 @@ from handler.engines.llamacpp.files import model_directory
 from handler.engines.llamacpp.gbnf import read
 from handler.engines.llamacpp.parameters import grammar
 from handler.engines.llamacpp.schema import schema_grammar
-from handler.engines.llamacpp.stacks import Sample, Stacks, TooSlow, Trial
+from handler.engines.llamacpp.stacks import GrammarTrial, Sample, Stacks, TooAmbiguous
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from tests.one_test import in_one_test
@@ -46,7 +46,7 @@ SAMPLE = Sample(vocabulary())
 
 
 def check(text: str) -> None:
-    Trial(Stacks(read(text)), SAMPLE).check()
+    GrammarTrial(Stacks(read(text)), SAMPLE).check()
 
 
 def allows(text: str, response: str) -> bool:
@@ -150,7 +150,7 @@ SLOW = {
 @in_one_test("text", SLOW.values(), ids=SLOW)
 def test_a_grammar_that_would_stall_all_requests_is_refused(text: str) -> None:
     began = time.process_time()
-    with pytest.raises(TooSlow, match="too ambiguous for llama-server"):
+    with pytest.raises(TooAmbiguous, match="too ambiguous for llama-server"):
         check(text)
     assert time.process_time() - began < 5
 

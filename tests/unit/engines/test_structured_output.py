@@ -16,7 +16,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.openvino.structured_output import genai_arguments
 from handler.engines.structured_output import keywords
 from handler.engines.structured_output.abridged import abridged_expression, abridged_parts
-from handler.engines.structured_output.ebnf import Unreadable, acyclic
+from handler.engines.structured_output.ebnf import InvalidGrammar, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
 from handler.engines.structured_output.xgrammar import (
     Walker,
@@ -82,7 +82,7 @@ def test_recursion_with_text_beside_it_is_fine(name: str) -> None:
 @in_one_test("text", ["", 'start: "a"', "root ::= x", 'root ::= ("a"', "root ::= a{}\na ::= [b]", "a\0"])
 def test_what_is_no_grammar_is_unreadable(text: str) -> None:
     if text:
-        with pytest.raises(Unreadable, match="EBNF"):
+        with pytest.raises(InvalidGrammar, match="EBNF"):
             acyclic(text)
     else:
         assert acyclic(text).abridged() == [""]
@@ -153,7 +153,7 @@ def test_a_schema_that_leads_back_to_itself_gives_a_cyclic_grammar() -> None:
 def test_the_work_is_linear_in_structured_output(text: str) -> None:
 
     def read() -> None:
-        with contextlib.suppress(Unreadable):  # too many brackets
+        with contextlib.suppress(InvalidGrammar):  # too many brackets
             acyclic(text).abridged()
 
     assert steps(read) < 3_000_000
