@@ -154,7 +154,7 @@ def _socket_url(container: str, target: str) -> str:
     """Return the URL of the container's WebSocket.
 
     Args:
-        container: URL of the container.
+        container: the URL of the container.
         target: path and query of the WebSocket.
     """
     parts = urlsplit(container)

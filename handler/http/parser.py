@@ -64,7 +64,7 @@ class RequestHead(NamedTuple):
         path: path without percent-escapes.
         raw_path: path as it was sent.
         query: query string as it was sent, without the question mark.
-        version: HTTP version, such as "1.1".
+        version: the version of HTTP, such as "1.1".
         keep_alive: whether the connection may stay open after the response.
         expects_continue: whether the client sends the body only after a response with status 100.
         memo: values that follow from the head and its headers except Content-Length. The requests of a connection that

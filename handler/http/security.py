@@ -443,7 +443,7 @@ class Checks:
 
     Attributes:
         cors: origins of web pages that may call the server.
-        keys: API keys.
+        keys: the API keys.
     """
 
     def __init__(

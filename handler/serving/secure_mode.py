@@ -54,7 +54,7 @@ def check_secure_mode(config: Config, home: Path | None, files: Iterable[Path]) 
 
     Args:
         home: directory of model.py, or None if there is none.
-        files: Python files of the user, which exist.
+        files: existing Python files of the user.
 
     Raises:
         ConfigError: a control forbids an option or a file. The error lists all of them.

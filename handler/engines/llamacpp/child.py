@@ -344,7 +344,7 @@ def environment(config: EngineConfig, key: str) -> dict[str, str]:
     """Return the environment of a server: variables of the system, and this handler's settings for llama-server.
 
     Args:
-        key: API key of the server, which other users of the machine do not see in the environment.
+        key: the API key of the server, which other users of the machine do not see in the environment.
     """
     header, threads = gguf.check_parts(config.weights_path), num_threads()
     size = sizes(config, header, free_memory())

@@ -53,7 +53,7 @@ class HttpClient:
         connect_timeout: maximum time to open a connection, in seconds.
         tls: whether a server's address begins with https. If so, certificate authorities are loaded, which takes 20 ms
             or more.
-        key: API key of the servers; by default the key of servers at option.base_url.
+        key: the API key of the servers; by default the key of servers at option.base_url.
 
     Attributes:
         num_connections: number of connections that were opened so far.

@@ -25,7 +25,7 @@ class HttpEngine(RemoteEngine[C]):
     """Base class of engines that use servers by HTTP.
 
     Args:
-        key: API key of the engine's own server.
+        key: the API key of the engine's own server.
 
     Attributes:
         name: the model's name at the servers. Without option.base_url_model, it is "" before a server has told it.
