@@ -542,7 +542,8 @@ class Batcher:
             Overloaded: the queue is full.
             InvalidPayload: the request's adapter was unregistered after the request was read.
         """
-        request = self._adapters.current(request)
+        if request.adapter is not None:
+            request = request._replace(adapter=self._adapters.current(request.adapter))
         if not follows:
             self._make_room(owner)
         active = ActiveRequest(next(self._ids), request, prompt, started, owner=owner)
@@ -599,7 +600,8 @@ class Batcher:
             self._expire_at = now + _EXPIRY_INTERVAL
             deltas += self._expire(now)
         self._admit()
-        self._adapters.drop_unused()
+        if self._adapters.leaving:
+            self._adapters.drop_unused()
         return deltas
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:

@@ -278,7 +278,7 @@ class AdapterRegistry:
         self._by_name: dict[str, Registered] = {}
         self._by_number: dict[int, Registered] = {}
         self._loading: dict[str, Adapter] = {}
-        self._leaving: dict[int, Adapter] = {}
+        self.leaving: dict[int, Adapter] = {}
         # A request that was read before its adapter was replaced gets the successor. If there is none, it is refused.
         self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
         self._commands: dict[int, _Command] = {}  # by the engine's key
@@ -345,7 +345,7 @@ class AdapterRegistry:
         if name in self._by_name:
             raise Conflict(f"The adapter {name} already exists")
         num_coming = sum(other not in self._by_name for other in self._loading)
-        if self._limit is not None and len(self._by_name) + num_coming + len(self._leaving) >= self._limit:
+        if self._limit is not None and len(self._by_name) + num_coming + len(self.leaving) >= self._limit:
             raise NoRoom(f"the limit of {self._limit} adapters is reached (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)")
         self._load(name, path, preload, then)
 
@@ -432,7 +432,7 @@ class AdapterRegistry:
             if other == adapter:
                 self._successors[earlier] = successor
         self._successors[adapter] = successor
-        self._leaving[adapter.id] = adapter
+        self.leaving[adapter.id] = adapter
         self.drop_unused()
 
     def _fail(self, command: _Command, error: ServingError) -> None:
@@ -444,19 +444,16 @@ class AdapterRegistry:
 
     # -- calls of the batcher ------------------------------------------------------------------------------------
 
-    def current(self, request: Request) -> Request:
-        """Return the request with the current version of its adapter, which may have been updated in the meantime.
+    def current(self, adapter: Adapter) -> Adapter:
+        """Return the current version of a request's adapter, which may have been updated in the meantime.
 
         Raises:
             InvalidPayload: the adapter was unregistered.
         """
-        adapter = request.adapter
-        if adapter is None or adapter not in self._successors:
-            return request
-        successor = self._successors[adapter]
+        successor = self._successors.get(adapter, adapter)
         if successor is None:
             raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request started")
-        return request._replace(adapter=successor)
+        return successor
 
     def take(self, output: Output) -> None:
         """Process the engine's response to a load or drop command. Any other output is ignored."""
@@ -488,13 +485,11 @@ class AdapterRegistry:
             self._fail(command, error)
 
     def _forget_unused(self) -> list[Adapter]:
-        if not self._leaving:
-            return []
         requests = self._link.requests() if self._link is not None else ()
         used = {request.adapter.id for request in requests if request.adapter is not None}
-        unused = [adapter for id, adapter in self._leaving.items() if id not in used]
+        unused = [adapter for id, adapter in self.leaving.items() if id not in used]
         for adapter in unused:
-            del self._leaving[adapter.id]
+            del self.leaving[adapter.id]
         return unused
 
     def _send(self, link: _Link, command: _Command) -> None:
