@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ class Config(Options):
         """Return whether clients may open sessions. As in LMI, the default is true in async mode."""
         return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
 
-    @property
+    @functools.cached_property
     def reasoning(self) -> str:
         """The value of `option.reasoning_parser`, or auto if it is not set."""
         return self.reasoning_parser or "auto"

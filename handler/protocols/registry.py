@@ -35,7 +35,7 @@ from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.response import TgiCompat
-from handler.protocols.triton.infer import Infer, announces_tensors, has_tensors
+from handler.protocols.triton.infer import HEADER, SAGEMAKER_TYPE, Infer
 from handler.protocols.triton.request import Route, Triton
 from handler.protocols.vllm.pooling import VllmClassify, VllmPoolingDialect, VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
@@ -43,6 +43,17 @@ from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 
 _TENSORS = "inputs[0].datatype"
 """The key in `DispatchByField.others` for bodies whose `inputs` are Triton's tensors."""
+
+
+def _announces_tensors(headers: Mapping[str, str]) -> bool:
+    """Return whether the headers announce a body with binary data."""
+    return HEADER in headers or headers.get("content-type", "").lower().startswith(SAGEMAKER_TYPE)
+
+
+def _has_tensors(body: Any) -> bool:
+    """Return whether the `inputs` of a body are tensors."""
+    inputs = body.get("inputs") if isinstance(body, dict) else None
+    return isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], dict) and "datatype" in inputs[0]
 
 
 class DispatchByField(Dialect):
@@ -83,7 +94,7 @@ class DispatchByField(Dialect):
 
     def dialect_of(self, body: Any) -> Dialect:
         """Return the dialect that the fields of the body select."""
-        if self._tensors is not None and has_tensors(body):
+        if self._tensors is not None and _has_tensors(body):
             return self._tensors
         if isinstance(body, dict):
             for field, dialect in self._by_field.items():
@@ -92,7 +103,7 @@ class DispatchByField(Dialect):
         return self._otherwise
 
     def of_headers(self, headers: Mapping[str, str]) -> Dialect:
-        return self if self._tensors is None or not announces_tensors(headers) else self._tensors
+        return self if self._tensors is None or not _announces_tensors(headers) else self._tensors
 
     def wanted(self, body: Any) -> Wanted | None:
         return self.dialect_of(body).wanted(body)

@@ -435,17 +435,6 @@ class Infer(Dialect):
         return ParsedRequest((options.request,), reply, self.errors, ignored, headers=reply.headers)
 
 
-def announces_tensors(headers: Mapping[str, str]) -> bool:
-    """Return whether the headers announce a body with binary data."""
-    return HEADER in headers or headers.get("content-type", "").lower().startswith(SAGEMAKER_TYPE)
-
-
-def has_tensors(body: Any) -> bool:
-    """Return whether the `inputs` of a body are tensors."""
-    inputs = body.get("inputs") if isinstance(body, dict) else None
-    return isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], dict) and "datatype" in inputs[0]
-
-
 def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
     """Return whether outputs are binary by default, and the names of parameters that have no effect.
 
