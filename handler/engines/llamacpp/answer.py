@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
@@ -49,6 +50,32 @@ class Tokens(NamedTuple):
     is_progress: bool = False
 
 
+@dataclass(slots=True)
+class _Legs:
+    """The completions of a response so far.
+
+    Attributes:
+        num: number of requested completions.
+        num_earlier: number of completions before the last one that drew tokens of the response.
+        num_ids: number of tokens of the last completion in the response.
+        num_unsent: number of tokens that the last completion computed, but did not send.
+    """
+
+    num: int = 0
+    num_earlier: int = 0
+    num_ids: int = 0
+    num_unsent: int = 0
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of completions that drew tokens of the response."""
+        return self.num_earlier + (self.num_ids > 0)
+
+    def next(self) -> _Legs:
+        """Return the state after another completion was requested."""
+        return _Legs(self.num + 1, self.num_drawn)
+
+
 class LlamaCall(ResponseCheck):
     """A request to llama-server, and its response.
 
@@ -69,13 +96,10 @@ class LlamaCall(ResponseCheck):
         self.adapter = request.adapter
         self._goes_on = request.goes_on
         self._ids: list[int] = []
-        self._num_legs = 0
-        self._num_seeds = 0  # completions that drew tokens of the response
         self._penalties = Penalties.of(request.sampling, request.ids)
         self._drafts = False  # whether the server drafts tokens, whose log-probabilities it does not report
         self._leg = Leg((), 0)
-        self._num_of_leg = 0
-        self._num_unsent = 0  # tokens that the last completion computed, but did not send
+        self._legs = _Legs()
         self.finish_reason: Finish | None = None
         self.next_body()  # refuses what llama-server does not support
 
@@ -90,14 +114,13 @@ class LlamaCall(ResponseCheck):
             raise ValueError("min_new_tokens cannot be combined with structured output on llama-server")
         without_end = num_ids < least
         max_tokens = (least if without_end else self._most) - num_ids
-        if self._num_unsent:
-            max_tokens = min(max_tokens, self._num_unsent)
+        if self._legs.num_unsent:
+            max_tokens = min(max_tokens, self._legs.num_unsent)
         if self._drafts and not self._is_ruled:
             max_tokens = min(max_tokens, _WITHOUT_DRAFT)
         # A rule applies from the beginning of a completion, so no second one can follow after an incomplete stream.
-        streamed = not (self._num_unsent or (self._scored and self._is_ruled))
-        number = self._num_seeds + (self._num_of_leg > 0)
-        leg = Leg(self.prefix(()), max_tokens, number, streamed=streamed, without_end=without_end)
+        streamed = not (self._legs.num_unsent or (self._scored and self._is_ruled))
+        leg = Leg(self.prefix(()), max_tokens, self._legs.num_drawn, streamed=streamed, without_end=without_end)
         self._leg = self._penalties.added_to(leg, self._ids)
         return completion(self._sampling, self._leg, self._context)
 
@@ -126,13 +149,11 @@ class LlamaCall(ResponseCheck):
 
     def begin(self) -> None:
         """Record that a completion was requested."""
-        self._num_seeds += self._num_of_leg > 0
-        self._num_legs += 1
-        self._num_of_leg = self._num_unsent = 0
+        self._legs = self._legs.next()
 
     def num_missing(self, tokens: Tokens) -> int:
         """Return the number of tokens that have been computed since the last event, and are not in any event."""
-        return max(tokens.num_tokens - self._num_of_leg - len(tokens.ids), 0)
+        return max(tokens.num_tokens - self._legs.num_ids - len(tokens.ids), 0)
 
     def take_plain(self, data: bytes) -> int | None:
         """Add the token of an event with exactly one token, and without an error, log-probabilities or an end.
@@ -154,11 +175,12 @@ class LlamaCall(ResponseCheck):
             return None
         if type(id) is not int or not 0 <= id < _MAX_ID or id in self._ends or self._num_ids == self._most:
             return None
-        if number != self._num_of_leg + 1 or stop is not False or "error" in value or "prompt_progress" in value:
+        legs = self._legs
+        if number != legs.num_ids + 1 or stop is not False or "error" in value or "prompt_progress" in value:
             return None
         self._ids.append(id)
         self._num_ids += 1
-        self._num_of_leg += 1
+        legs.num_ids += 1
         return id
 
     def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
@@ -172,14 +194,14 @@ class LlamaCall(ResponseCheck):
         ids, missing = list(tokens.ids), self.num_missing(tokens)
         if self._scored and len(tokens.scores) < len(ids):  # a token of a draft
             self._drafts = True
-            self._num_unsent = 1
+            self._legs.num_unsent = 1
             return False
         if missing and tokens.stop_type:
-            self._num_unsent = missing  # the completion ended in the middle of a character
+            self._legs.num_unsent = missing  # the completion ended in the middle of a character
         elif missing:
             recovered = self._missing(tokens, missing, pieces)
             if not recovered:
-                self._num_unsent = missing + len(ids)
+                self._legs.num_unsent = missing + len(ids)
                 return False
             ids = [*recovered, *ids]
         end = first_stop(ids, self._ends, len(self._ids), self._sampling)
@@ -194,7 +216,7 @@ class LlamaCall(ResponseCheck):
 
     def count(self, tokens: Tokens, part: Part) -> None:
         """Read the number of cached prompt tokens from the last event of the first completion."""
-        if tokens.num_cached and not self._goes_on and self._num_legs == 1:
+        if tokens.num_cached and not self._goes_on and self._legs.num == 1:
             num_cached = min(tokens.num_cached, max(len(self._prompt), tokens.num_prompt))
             part.extras = (part.extras or NO_EXTRAS)._replace(num_cached_tokens=num_cached)
 
@@ -217,7 +239,7 @@ class LlamaCall(ResponseCheck):
             tops = [_alternatives(entry["top_logprobs"])[: self._num_tops] for entry in scores]
         self.take(part, ids, values, tops)
         self._ids += ids
-        self._num_of_leg += len(ids)
+        self._legs.num_ids += len(ids)
 
     def _end(self, stop_type: str, *, truncated: bool) -> None:
         """Determine whether the response has ended with a completion, and why.
@@ -227,18 +249,18 @@ class LlamaCall(ResponseCheck):
         """
         if stop_type not in ("", "eos", "word", "limit"):
             raise Failed("ended the request for an unknown reason", f"stop_type={stop_type[:100]!r}")
-        if not stop_type or (self._num_unsent and not self._is_ruled):  # the rest is computed again
+        if not stop_type or (self._legs.num_unsent and not self._is_ruled):  # the rest is computed again
             return
         reason: Finish | None = None
         if stop_type != "limit":
             reason = self.finish("stop", self._ids[-1] if self._ids else None)
-        elif truncated or self._num_unsent or len(self._ids) >= self._most:
+        elif truncated or self._legs.num_unsent or len(self._ids) >= self._most:
             reason = Finish.LENGTH
         self.finish_reason = self.finish_reason or reason
 
     def check_progress(self) -> None:
         """Raise Failed if the completion has ended without any token. A response that is not a stream omits none."""
-        if not self._num_of_leg and not (self._num_unsent and self._leg.streamed):
+        if not self._legs.num_ids and not (self._legs.num_unsent and self._leg.streamed):
             raise Failed("ended its response without a token")
 
 

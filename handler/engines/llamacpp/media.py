@@ -325,7 +325,7 @@ class ImageCall(LlamaCall):
 
     def next_body(self) -> Mapping[str, Any]:
         body = super().next_body()
-        if not self._num_legs:
+        if not self._legs.num:
             return body
         self._num_known = len(self._ids)
         self._leg = Leg(self._prompt, self._most, streamed=self._leg.streamed)
@@ -342,7 +342,7 @@ class ImageCall(LlamaCall):
         return None  # its tokens may be known already, and its first event has the number of prompt tokens
 
     def take_tokens(self, tokens: Tokens, part: Part, pieces: Pieces | None) -> bool:
-        if self._num_of_leg < self._num_known:
+        if self._legs.num_ids < self._num_known:
             remaining = self._after_known(tokens)
             if remaining is None:
                 return True
@@ -361,7 +361,7 @@ class ImageCall(LlamaCall):
             raise Failed(
                 "sent other tokens when it repeated a response", "responses that are computed at once may differ"
             )
-        self._num_of_leg = min(tokens.num_tokens, num_known)
+        self._legs.num_ids = min(tokens.num_tokens, num_known)
         if tokens.num_tokens <= num_known and not tokens.stop_type:
             return None
         return tokens._replace(ids=tokens.ids[len(known) :], scores=tokens.scores[len(known) :])
