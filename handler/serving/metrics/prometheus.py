@@ -46,6 +46,20 @@ class _Registry(CollectorRegistry):
         return super().collect()
 
 
+class _Counters:
+    """Counters of the requests that have ended, and of their prompt tokens."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
+        self._by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
+        self._prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
+
+    def count(self, ended: Sequence[EndedRequest]) -> None:
+        for outcome, number in Counts(request.outcome for request in ended).items():
+            self._by_outcome[outcome].inc(number)
+        self._prompt_tokens.inc(sum([request.num_prompt_tokens for request in ended]))
+
+
 class Metrics(RequestCounter):
     """The metrics of a server. Each server has its own registry, so that several servers in one process (as in tests)
     do not conflict.
@@ -73,9 +87,7 @@ class Metrics(RequestCounter):
         if tracer is not None:
             self.recorders.append(tracer.record)
         self.registry = registry = _Registry(self.update)
-        requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
-        self._by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
-        self._prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
+        self._counters = _Counters(registry)
         registry.register(gauges)
         self.websockets = Gauge("lmi_websockets", "Open WebSockets of the embedded server", registry=registry)
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
@@ -113,9 +125,7 @@ class Metrics(RequestCounter):
             self._count_ended(self._take_uncounted())
 
     def _count_ended(self, ended: Sequence[EndedRequest]) -> None:
-        for outcome, number in Counts(request.outcome for request in ended).items():
-            self._by_outcome[outcome].inc(number)
-        self._prompt_tokens.inc(sum([request.num_prompt_tokens for request in ended]))
+        self._counters.count(ended)
         reached = [request for request in ended if request.queue is not None]
         self._ended.count(reached)
         admitted = [request.total for request in reached if request.outcome not in _NOT_ADMITTED]
