@@ -197,24 +197,6 @@ class CallOutput:
         self._written = []
 
 
-class _OpenCall:
-    """The arguments of a call, as far as it has been read.
-
-    Attributes:
-        unsent: the name of the call until it is emitted, and then "".
-        opening: the JSON of an unsent call, which has no argument yet.
-        keys: names of the arguments.
-        captures: JSON that is not written yet, the innermost last.
-    """
-
-    __slots__ = ("captures", "keys", "opening", "unsent")
-
-    def __init__(self, name: str) -> None:
-        self.unsent, self.opening = name, ""
-        self.keys: set[str] = set()
-        self.captures: list[list[str]] = []
-
-
 class CallParser(CallOutput):
     """Base class of parsers for text with tool calls.
 
@@ -244,8 +226,11 @@ class CallParser(CallOutput):
         self.held = ""  # text that no step has consumed yet
         self._taken: list[str] = []  # text that steps have consumed since the marker or the last call
         self._num_written = 0  # the pieces of it whose meaning is in the arguments
-        self._open_call = _OpenCall("")
+        self._unsent = ""  # the name of a call that has been read up to its first argument
+        self._opening = ""  # the JSON of this call, which has no argument yet
+        self._keys: set[str] = set()  # names of the call's arguments
         self._beside: list[str] = []  # text within the call that is no argument
+        self._captures: list[list[str]] = []  # JSON that is not written yet, the innermost last
         self._closable = False  # whether only closing brackets and quotes are missing in the arguments
         self._schemas: dict[str, ToolSchema] = {}
         self._steps: Steps[None] | None = None  # None until text arrives, so that a new parser can be copied
@@ -269,11 +254,11 @@ class CallParser(CallOutput):
         text = "".join([*self._taken[self._num_written :], self.held])
         is_open = self._closable and not text.strip()
         is_whole = is_open and not self._beside
-        if self._open_call.unsent and is_whole and "}" not in self._open_call.opening:
-            super().begin(self._open_call.unsent)
+        if self._unsent and is_whole and "}" not in self._opening:
+            super().begin(self._unsent)
             self._add(CallEnd(self.count - 1, Ending.OPEN, self.taken))
             return
-        if self._open_call.unsent and not is_whole:  # all of it is text
+        if self._unsent and not is_whole:  # all of it is text
             text, self._beside, is_open = self.taken + self.held, [], False
         self.end_call(Ending.OPEN if is_open else Ending.BROKEN)
         if not (is_open or (self.after_call and self._is_markup(text))):
@@ -303,25 +288,25 @@ class CallParser(CallOutput):
 
     def begin(self, name: str) -> None:
         """Start a tool call. It may become text until its first argument is written."""
-        self._open_call = _OpenCall(name)
+        self._unsent, self._opening, self._keys, self._captures = name, "", set(), []
         self.accept()
 
     def accept(self) -> None:
         """Treat all of the consumed text as part of the arguments, unless they are captured."""
-        if not self._open_call.captures:
+        if not self._captures:
             self._num_written = len(self._taken)
 
     def write(self, text: str) -> None:
         """Append text to the JSON of the arguments, in which everything consumed so far is written."""
-        if self._open_call.captures:
-            self._open_call.captures[-1].append(text)
+        if self._captures:
+            self._captures[-1].append(text)
             return
         if not text:
             return
         self.accept()
-        if self._open_call.unsent:
-            self._open_call.opening += text
-            if _NO_ARGUMENTS.fullmatch(self._open_call.opening, 0, _LONGEST_OPENING):
+        if self._unsent:
+            self._opening += text
+            if _NO_ARGUMENTS.fullmatch(self._opening, 0, _LONGEST_OPENING):
                 return
             self.send()
         else:
@@ -329,14 +314,14 @@ class CallParser(CallOutput):
 
     def captured(self, steps: Steps[None]) -> Steps[str]:
         """Run steps, and return the JSON that they write, which is not appended to the arguments."""
-        self._open_call.captures.append([])
+        self._captures.append([])
         others = [*self._beside]
         try:
             yield from steps
         except GeneratorExit:  # the response ends here, and all that was captured is text
             self._beside = others
             raise
-        return "".join(self._open_call.captures.pop())
+        return "".join(self._captures.pop())
 
     def write_key(self, key: str) -> None:
         """Write the name of an argument.
@@ -344,17 +329,17 @@ class CallParser(CallOutput):
         Raises:
             BrokenCall: the call already has an argument with this name.
         """
-        if key in self._open_call.keys:
+        if key in self._keys:
             self.write("}")
             raise BrokenCall
-        self.write(f"{', ' if self._open_call.keys else '{'}{dumps(key)}: ")
-        self._open_call.keys.add(key)
+        self.write(f"{', ' if self._keys else '{'}{dumps(key)}: ")
+        self._keys.add(key)
 
     def send(self) -> None:
         """Emit the start of a tool call."""
-        super().begin(self._open_call.unsent)
-        self._open_call.unsent = ""
-        super().write(self._open_call.opening)
+        super().begin(self._unsent)
+        self._unsent = ""
+        super().write(self._opening)
 
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         """End a tool call, and then emit the text within it that is no argument.
@@ -362,11 +347,11 @@ class CallParser(CallOutput):
         Raises:
             BrokenCall: the call has such text, but no argument.
         """
-        if self._open_call.unsent and ending is not Ending.BROKEN:
+        if self._unsent and ending is not Ending.BROKEN:
             if self._beside:
                 raise BrokenCall
             self.send()
-        self._open_call.unsent = ""
+        self._unsent = ""
         super().end_call(ending)
         self.drop()
         others, self._beside = self._beside, []
@@ -535,7 +520,7 @@ class CallParser(CallOutput):
         self.begin(name)
         if (yield from self.skip()) == "{":
             yield from self.json()
-            if self._open_call.unsent and _WITHIN_JSON.match((yield from self.ahead(""))):
+            if self._unsent and _WITHIN_JSON.match((yield from self.ahead(""))):
                 raise BrokenCall  # the arguments follow an object without members
         else:
             self.put_back((yield from self.expect(*ends)))

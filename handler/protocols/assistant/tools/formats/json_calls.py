@@ -113,7 +113,7 @@ class JsonCalls(CallParser):
         self.begin(name)
         self.write(arguments)
         self.put_beside(others)
-        if self._open_call.unsent and (yield from self.ahead(SPACES + ",;")) == '"':  # the arguments follow the object
+        if self._unsent and (yield from self.ahead(SPACES + ",;")) == '"':  # the arguments follow the object
             raise BrokenCall
         self.end_call()
 

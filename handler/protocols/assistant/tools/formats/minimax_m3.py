@@ -79,7 +79,7 @@ class MinimaxM3(SectionedCalls):
         elif listed:
             self.write("]")
         else:
-            self.write("}" if self._open_call.keys else "{}")
+            self.write("}" if self._keys else "{}")
 
     def _child(self, name: str) -> Steps[str | None]:
         """Return the name of the next child of an element, or None at the end of the element.

@@ -158,7 +158,7 @@ class OpenValues(CallParser):
         If its end was guessed at the end of the response, the text after it may belong to a value that was cut off.
         """
         if not self.unsure:  # otherwise the brackets are closed only if the model ended the response
-            self.write("}" if self._open_call.keys else "{}")
+            self.write("}" if self._keys else "{}")
         guessed = self.unsure or (self._decided and self._at_end)
         self.unsure = False
         self.end_call(Ending.OPEN if guessed else Ending.WHOLE)

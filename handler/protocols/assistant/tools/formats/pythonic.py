@@ -87,7 +87,7 @@ class PythonicCalls(CallParser):
             if (yield from self.skip()) == ",":
                 self.advance(1)
         self.advance(1)
-        self.write("}" if self._open_call.keys else "{}")
+        self.write("}" if self._keys else "{}")
 
     def _value(self, ends: str) -> Steps[None]:
         """Write a literal as JSON.
@@ -347,7 +347,7 @@ class Olmo3(PythonicCalls):
             if (yield from self.take(_OLMO3_END)):
                 return
             yield from self.call()
-            if self._open_call.unsent and (yield from self.ahead("")) not in f"{SPACES}<":
+            if self._unsent and (yield from self.ahead("")) not in f"{SPACES}<":
                 raise BrokenCall  # arguments follow a call without arguments
             self.end_call()
 

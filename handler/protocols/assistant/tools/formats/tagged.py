@@ -123,7 +123,7 @@ class TaggedCalls(OpenValues):
         """Return the marker if it belongs to the tool call. Otherwise put it back, and return `call_end`."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
-        if not self._open_call.keys and mark != self.block_end:  # a call without arguments has an end
+        if not self._keys and mark != self.block_end:  # a call without arguments has an end
             raise BrokenCall
         self.put_back(mark)
         return self.call_end
@@ -192,7 +192,7 @@ class DeepSeekV32(TaggedCalls):
 
     def wrap(self, schema: ToolSchema, key: str) -> None:
         self._write_wrapped()
-        wraps = not self._open_call.keys and key in _WRAPPERS
+        wraps = not self._keys and key in _WRAPPERS
         if wraps and schema.root is not None and schema.property(schema.root, key) is None:
             self._wrapper = schema, key
 
