@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidPayload
 from handler.core.media import MEDIA, MediaSource
 from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import unread
 from handler.protocols.kernel.schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
@@ -172,7 +173,7 @@ class PartReader(NamedTuple):
     path: str
     unknown: dict[str, None]
 
-    def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
+    def read(self, content: Any, at: str | Path, *, media: bool) -> list[str | MediaSource]:
         """Read the content of a message, which is a string or a list of parts.
 
         Null has no parts, as in vLLM. Content without parts is read as the empty string.
@@ -191,7 +192,8 @@ class PartReader(NamedTuple):
             return []
         if not isinstance(content, list):
             raise InvalidPayload(f"{at} must be a string or a list of parts")
-        parts = [self._part(part, f"{at}[{index}]", media=media) for index, part in enumerate(content)]
+        field = str(at)
+        parts = [self._part(part, f"{field}[{index}]", media=media) for index, part in enumerate(content)]
         return [part for part in parts if part is not None]
 
     def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource | None:
@@ -264,19 +266,20 @@ def _template_roles(template: str) -> tuple[str, ...]:
     return tuple(sorted({f"{word}…" if prefix else word for word, prefix in roles if word} - {*ROLES}))
 
 
-def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext) -> str:
+def check_role(role: Any, at: str | Path, roles: Sequence[str], context: ServerContext) -> str:
     """Check that a role is in `roles` or known to the chat template, and return it.
 
     Raises:
         InvalidPayload: the role is unknown. The message names the known roles.
     """
+    if role in roles:
+        return str(role)
     template_roles = _template_roles(context.chat_template)
-    is_known = isinstance(role, str) and any(
+    if not isinstance(role, str) or not any(
         role.startswith(other[:-1]) if other[-1] == "…" else role == other for other in template_roles
-    )
-    if role not in roles and not is_known:
+    ):
         raise InvalidPayload(f"{at}.role must be one of {', '.join((*roles, *template_roles))}")
-    return str(role)
+    return role
 
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22

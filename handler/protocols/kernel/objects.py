@@ -129,9 +129,10 @@ def among(*values: Any, must: str = "") -> Leaf:
     reason = must or f"must be {either([str(value) for value in values if value is not None])}"
 
     def read(value: Any) -> Any:
-        if not any(value is known or (value == known and type(value) is type(known)) for known in values):
-            raise ValueError(reason)
-        return value
+        for known in values:
+            if value is known or (value == known and type(value) is type(known)):
+                return value
+        raise ValueError(reason)
 
     return Leaf(read, {"enum": [*values]})
 
@@ -166,7 +167,8 @@ class ListOf(NamedTuple):
             raise at.refused(f"has {len(value)} {self.noun}; must be {self._form}")
         if len(value) > self.maximum:
             raise at.refused(f"has {len(value)} {self.noun}; the maximum is {self.maximum}")
-        return [self.item.read(item, at.at(index), scope) for index, item in enumerate(value)]
+        read, path_at = self.item.read, at.at
+        return [read(item, path_at(index), scope) for index, item in enumerate(value)]
 
 
 class MapOf(NamedTuple):
@@ -224,85 +226,116 @@ class TextOr(NamedTuple):
         return self.other.read(value, at, scope)
 
 
-class Obj(NamedTuple):
+def _members_reader(fields: Mapping[str, Declaration]) -> Callable[[Mapping[str, Any], Path, Scope], dict[str, Any]]:
+    """Return the reader of the declared members of objects.
+
+    It returns their values by name, without those that have no effect, and reads them in the order of `fields`.
+    What depends only on the declarations is found here, once. A path is made only for a member that needs it.
+    """
+    steps = [(name, *_step(declared)) for name, declared in fields.items() if declared is not IGNORED]
+
+    def read_members(value: Mapping[str, Any], at: Path, scope: Scope) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, default, reader, read in steps:
+            item = value.get(name)
+            if item is None and default is not _READ:
+                values[name] = default
+            elif reader is not None:
+                try:
+                    values[name] = reader(item)
+                except ValueError as error:
+                    raise at.at(name).refused(str(error)) from None
+            else:
+                values[name] = item if read is None else read(item, at.at(name), scope)
+        return values
+
+    return read_members
+
+
+_READ: Any = object()
+"""The default of a member that is read even if it is missing."""
+
+
+def _step(declared: Declaration) -> tuple[Any, Callable[[Any], Any] | None, Callable[[Any, Path, Scope], Any] | None]:
+    """Return a member's value if it is missing, and its reader, without and with a path."""
+    value, default = declared if isinstance(declared, Optional) else (declared, _READ)
+    if not isinstance(value, Leaf):
+        return default, None, value.read
+    if value.reader is AS_IS.reader:
+        return None if default is _READ else default, None, None
+    return default, value.reader, None
+
+
+class Obj:
     """An object.
 
     Attributes:
         fields: the fields by name. They are read in this order.
+
+    Args:
         must: what is said of another value.
         extra: why other names are refused, or "" if they are only reported.
     """
 
-    fields: Mapping[str, Declaration]
-    must: str = "must be an object"
-    extra: str = ""
+    def __init__(self, fields: Mapping[str, Declaration], must: str = "must be an object", extra: str = "") -> None:
+        self.fields = fields
+        self._must = must
+        self._extra = extra
+        self._names = frozenset(fields)
+        self._read_members = _members_reader(fields)
 
     @property
     def shape(self) -> Shape:
         shapes: dict[bool, dict[str, Shape]] = {True: {}, False: {}}
         for name, field in self.fields.items():
             shapes[_allows_null(field.shape)][name] = field.shape
-        more = {"additionalProperties": False} if self.extra else {}
+        more = {"additionalProperties": False} if self._extra else {}
         return record(shapes[False], shapes[True], **more)
 
     def with_field(self, name: str, field: Declaration) -> Obj:
-        return self._replace(fields={name: field, **self.fields})
+        return Obj({name: field, **self.fields}, self._must, self._extra)
 
     def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
         """Return the values of the fields by name, without those that have no effect."""
         if not isinstance(value, dict):
-            raise at.refused(self.must)
-        if self.extra:
-            at.only(value, self.fields, self.extra)
-        elif not value.keys() <= self.fields.keys():
+            raise at.refused(self._must)
+        if self._extra:
+            at.only(value, self.fields, self._extra)
+        elif not self._names.issuperset(value):
             scope.unknown.update(unread(value, at.general, self.fields))
-        return _read_fields(self.fields, value, at, scope)
+        return self._read_members(value, at, scope)
 
 
-def _read_fields(fields: Mapping[str, Declaration], value: Mapping[str, Any], at: Path, scope: Scope) -> dict[str, Any]:
-    """Return the values of fields by name. Paths take long, so they are made only for values that need them."""
-    values: dict[str, Any] = {}
-    for name, field in fields.items():
-        item = value.get(name)
-        if field is IGNORED:
-            continue
-        if isinstance(field, Leaf):
-            try:
-                values[name] = field.reader(item)
-            except ValueError as error:
-                raise at.at(name).refused(str(error)) from None
-        elif item is None and isinstance(field, Optional):
-            values[name] = field.default
-        else:
-            values[name] = field.read(item, at.at(name), scope)
-    return values
-
-
-class Closed(NamedTuple):
+class Closed:
     """An object whose other names must be null.
 
-    Attributes:
+    Args:
         must: what is said of another value, or of another type.
         types: the values of its field `type`, which is required, or none if it has no such field.
     """
 
-    must: str
-    fields: Mapping[str, Declaration]
-    types: tuple[str, ...] = ()
+    def __init__(self, must: str, fields: Mapping[str, Declaration], types: tuple[str, ...] = ()) -> None:
+        self.fields = fields
+        self._must = must
+        self._types = types
+        self._read_members = _members_reader(fields)
 
     @property
     def shape(self) -> Shape:
         fields = {name: field.shape for name, field in self.fields.items()}
-        kind = {"type": {"enum": [*self.types]}} if self.types else {}
+        kind = {"type": {"enum": [*self._types]}} if self._types else {}
         return {**record(kind, fields), "additionalProperties": NULL}
 
     def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
         """Return the values of the fields by name, and the type."""
-        if not isinstance(value, dict) or (self.types and value.get("type") not in self.types):
-            raise at.refused(self.must)
-        kind = {"type": value["type"]} if self.types else {}
-        Leaf(lambda value: only(value, *kind, *self.fields), {}).read(value, at, scope)
-        return {**kind, **_read_fields(self.fields, value, at, scope)}
+        if not isinstance(value, dict) or (self._types and value.get("type") not in self._types):
+            raise at.refused(self._must)
+        kind = {"type": value["type"]} if self._types else {}
+        try:
+            only(value, *kind, *self.fields)
+        except ValueError as error:
+            raise at.refused(str(error)) from None
+        return {**kind, **self._read_members(value, at, scope)}
 
 
 class WithValue(NamedTuple):
@@ -316,7 +349,7 @@ class WithValue(NamedTuple):
 
     def read(self, value: Any, at: Path, scope: Scope) -> Any:
         try:
-            return self.value.read(value, Path((), in_quotes), scope)
+            return self.value.read(value, _MEMBER, scope)
         except InvalidField as error:
             with_value = at._replace(words=lambda path, reason: f"{path}={show(value)}: {reason}")
             raise with_value.refused(error.message) from None
@@ -328,13 +361,14 @@ def reader_of(declared: Declaration) -> Callable[[Any], Any]:
     @accepts(**declared.shape)
     def read(value: Any) -> Any:
         try:
-            return declared.read(value, Path((), in_quotes), Scope(_NO_SERVER, {}))
+            return declared.read(value, _MEMBER, Scope(_NO_SERVER, {}))
         except InvalidField as error:
             raise ValueError(error.message) from None
 
     return read
 
 
+_MEMBER = Path((), in_quotes)
 _NO_SERVER = ServerContext("")
 
 
@@ -407,7 +441,8 @@ class Variant:
             if not self._default:
                 raise at.at(self._tag).missing(f"it {self._expected}")
             kind = self._default
-        if not isinstance(kind, str) or kind not in self._kinds:
+        known = self._kinds.get(kind) if isinstance(kind, str) else None
+        if known is None:
             reason = self._refused.get(kind, self._expected) if isinstance(kind, str) else self._expected
             raise at.at(self._tag).refused(f"{show(kind)} is not supported: {reason}")
-        return self._kinds[kind].read(value, at, scope)
+        return known.read(value, at, scope)

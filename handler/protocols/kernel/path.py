@@ -54,16 +54,16 @@ class Path(NamedTuple):
     words: Callable[[Path, str], str] = _with_colon
 
     def __str__(self) -> str:
-        return _join(f"[{key}]" if isinstance(key, int) else f".{key[:_SHOWN]}" for key in self.keys)
+        return _join([f"[{key}]" if isinstance(key, int) else f".{key[:_SHOWN]}" for key in self.keys])
 
     @property
     def general(self) -> str:
         """The path without indices, such as `input[].content[]`."""
-        return _join("[]" if isinstance(key, int) else f".{key[:_SHOWN]}" for key in self.keys)
+        return _join(["[]" if isinstance(key, int) else f".{key[:_SHOWN]}" for key in self.keys])
 
     def at(self, *keys: str | int) -> Path:
         """Return the path of a member of the value."""
-        return type(self)((*self.keys, *keys), self.words)
+        return tuple.__new__(type(self), ((*self.keys, *keys), self.words))  # in half the time of the constructor
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)

@@ -458,8 +458,10 @@ def unread(value: Any, at: str, names: Collection[str]) -> dict[str, None]:
         at: the path of the value, such as `tools[]`.
     """
     items = value.items() if isinstance(value, dict) else ()
-    nothing: tuple[Any, ...] = (None, False, [], "auto")
-    return {f"{at}.{name}": None for name, item in items if name not in names and item not in nothing}
+    return {f"{at}.{name}": None for name, item in items if name not in names and item not in _NOTHING}
+
+
+_NOTHING: tuple[Any, ...] = (None, False, [], "auto")
 
 
 def _json(value: Any) -> str:

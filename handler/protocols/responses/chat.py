@@ -115,7 +115,8 @@ class InputReader(TurnsReader):
             if not _is_skipped(item)
         ]
         at = item_path("input")
-        sent = [(at.at(index), self._resolved(item, at.at(index))) for index, item in enumerate(input)]
+        paths = map(at.at, range(len(input)))
+        sent = [(path, self._resolved(item, path)) for path, item in zip(paths, input, strict=True)]
         self._read_items = after_compaction([*stored, *sent])
         for at, item in self._read_items:
             self._item(item, at)
@@ -153,7 +154,7 @@ class InputReader(TurnsReader):
             raise InvalidPayload(f"{at}: {kind[:64]!r} {reason}")
         known = ITEMS[kind]
         if known.fields is not None:
-            unknown = dict[str, None]()
+            unknown: dict[str, None] = {}
             item = ITEM.read(item, at, Scope(self._context, unknown))
             if unknown:
                 self.unknown |= {name.replace(at.general, f"{self.field}[]", 1): None for name in unknown}
@@ -186,9 +187,8 @@ class InputReader(TurnsReader):
         add_to_turn(self.chat, "user", content=message_of(self.last_summary, self._context.vocabulary))
 
     def _message(self, item: Mapping[str, Any], at: Path) -> None:
-        path, content = str(at), item["content"]
-        role = check_role(item["role"], path, _ROLES, self._context)
-        path = f"{path}.content"
+        path, content = at.at("content"), item["content"]
+        role = check_role(item["role"], at, _ROLES, self._context)
         parts = self._parts.read(content, path, media=True) if role == "user" else [self._text(content, path)]
         for part in parts or [""]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
@@ -198,7 +198,7 @@ class InputReader(TurnsReader):
         content = item["content"]
         if isinstance(content, list):
             content = [self._readable(part) for part in content]
-        text = self._text(content, f"{at}.content")
+        text = self._text(content, at.at("content"))
         author, recipient = json.dumps(item["author"]), json.dumps(item["recipient"])
         tag = f"<agent_message author={author} recipient={recipient}>"
         add_to_turn(self.chat, "user", content=f"{tag}\n{text}\n</agent_message>")
@@ -213,7 +213,7 @@ class InputReader(TurnsReader):
     def _reasoning(self, item: Mapping[str, Any], at: Path) -> None:
         field = "content" if item["content"] else "summary"
         if item[field]:
-            add_to_turn(self.chat, "assistant", reasoning_content=self._text(item[field], f"{at}.{field}"))
+            add_to_turn(self.chat, "assistant", reasoning_content=self._text(item[field], at.at(field)))
         elif item["encrypted_content"]:  # only OpenAI can decrypt it
             self.unknown[f"{self.field}[].encrypted_content"] = None
 
@@ -222,7 +222,7 @@ class InputReader(TurnsReader):
         id = item["call_id"]
         if id not in self._calls:
             raise InvalidPayload(f"{at}.call_id={show(id)}: no earlier {ITEMS[item['type']].of} has this id")
-        parts = self._parts.read(item["output"], f"{at}.output", media=True)
+        parts = self._parts.read(item["output"], at.at("output"), media=True)
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self._add_output(id, "\n".join([part for part in parts if isinstance(part, str)]))
 
@@ -262,7 +262,7 @@ class InputReader(TurnsReader):
     def _add_output(self, id: str, text: str) -> None:
         self.chat.append({"role": "tool", "tool_call_id": id, "content": text})
 
-    def _text(self, content: Any, at: str) -> str:
+    def _text(self, content: Any, at: Path) -> str:
         """Read a string or a list of text parts. Return the text, with parts joined by newlines."""
         parts = self._parts.read(content, at, media=False)
         return "\n".join([part for part in parts if isinstance(part, str)])

@@ -85,12 +85,15 @@ class ControlEscapes:
 
 
 def dumps(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = _ENCODER.encode(value)
     try:
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate, which can only be written as an escape
         return json.dumps(value)
     return text
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def is_object(text: str) -> bool:

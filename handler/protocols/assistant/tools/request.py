@@ -136,9 +136,9 @@ def _with_single_text(message: Message) -> Message:
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
     """Append the tool calls of a message to its text, for templates that do not write calls."""
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    if not calls:
+    if not message.get("tool_calls"):
         return message
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
     fields = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**fields, "content": between.join(filter(None, (message["content"], write_calls(notation, calls))))}
 
