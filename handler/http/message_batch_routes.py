@@ -15,7 +15,7 @@ from handler.core.errors import BadRequest, Conflict, ServingError
 from handler.http.batch_routes import StoreRoutes, create_file, file_too_large, owner_in
 from handler.http.inference import Responded, send_refusal, send_start
 from handler.http.urls import query_of
-from handler.protocols.anthropic.api import ERRORS
+from handler.protocols.anthropic.api import ERRORS, listed, read_page
 from handler.protocols.anthropic.batches import (
     BATCHES,
     ENDPOINT,
@@ -25,9 +25,7 @@ from handler.protocols.anthropic.batches import (
     RequestReader,
     RequestSplitter,
     message_batch,
-    message_batches,
     new_message_batch,
-    read_message_page,
 )
 from handler.protocols.openai.api import OpenAiBatch
 from handler.protocols.openai.batches import DAY, LIFETIME, NewFile
@@ -92,10 +90,10 @@ class MessageBatchRoutes(StoreRoutes):
         return deleted, ()
 
     async def _list(self, scope: Scope, receive: Receive) -> Responded:
-        query = read_message_page(QueryParams(query_of(scope)))
-        batches, has_more = await self.call(scope, BatchStore.batches, owner_in(scope), query.page, ANTHROPIC)
-        shown = [_shown(batch) for batch in (reversed(batches) if query.is_before else batches)]
-        return message_batches(shown, has_more=has_more), ()
+        page = read_page(QueryParams(query_of(scope)))
+        batches, has_more = await self.call(scope, BatchStore.batches, owner_in(scope), page, ANTHROPIC)
+        shown = [*map(_shown, reversed(batches) if page.is_reversed else batches)]
+        return listed(shown, has_more=has_more), ()
 
     async def _results(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.calls, contextlib.ExitStack() as opened:

@@ -25,7 +25,8 @@ from handler.core.errors import (
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Pooling, Request, Task, Token
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
-from handler.protocols.anthropic.api import AnthropicError
+from handler.protocols.anthropic.api import PAGE, AnthropicError
+from handler.protocols.anthropic.api import listed as listed_messages
 from handler.protocols.anthropic.batches import BATCHES as MESSAGE_BATCHES
 from handler.protocols.anthropic.batches import (
     DeletedMessageBatch,
@@ -33,7 +34,6 @@ from handler.protocols.anthropic.batches import (
     MessageBatches,
     MessageResult,
     message_batch,
-    message_batches,
 )
 from handler.protocols.anthropic.models import LIFECYCLES, AnthropicModel, AnthropicModels
 from handler.protocols.api import (
@@ -373,9 +373,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation(
         "OpenAI", "List the model and its adapters, in Anthropic's format if the header anthropic-version is sent",
         {200: (_JSON, OpenAiModels | AnthropicModels, listed_models([_MODEL_EXAMPLE]))},
-        query={
-            "limit": COUNT, "after_id": TEXT, "before_id": TEXT, "lifecycle": listing({"enum": [*LIFECYCLES]}),
-        },
+        query={**PAGE, "lifecycle": listing({"enum": [*LIFECYCLES]})},
     ),
     ("GET", "/v1/models/{id}"): Operation(
         "OpenAI", "Describe the model or an adapter, in Anthropic's format if the header anthropic-version is sent",
@@ -582,8 +580,8 @@ def _of_messages(summary: str, response: Response, **request: Any) -> Operation:
 _OF_MESSAGE_BATCHES: Mapping[tuple[str, str], Operation] = {
     ("GET", MESSAGE_BATCHES): _of_messages(
         "List message batches",
-        (_JSON, MessageBatches, message_batches([_MESSAGE_BATCH], has_more=False)),
-        query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
+        (_JSON, MessageBatches, listed_messages([_MESSAGE_BATCH], has_more=False)),
+        query=PAGE,
     ),
     ("POST", MESSAGE_BATCHES): _of_messages(
         "Start a batch of requests to /v1/messages",

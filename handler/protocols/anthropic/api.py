@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypedDict
@@ -16,10 +16,9 @@ from handler.core.errors import (
     RefusedByEngine,
     ServingError,
 )
-from handler.core.numbers import is_digits
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.readers import show
-from handler.protocols.kernel.schema import Count, NotRequired
+from handler.protocols.kernel.schema import COUNT, TEXT, Count, NotRequired, Shape
+from handler.protocols.openai.api import Page, read_limit
 
 StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded", "compaction"
@@ -314,7 +313,7 @@ ERRORS = AnthropicErrors()
 VERSION_HEADER = "anthropic-version"
 """The header that identifies Anthropic's clients, which send it with every request."""
 
-_LIMIT, _MOST = 20, 1000
+_MOST = 1000  # items on a page
 
 
 def rfc3339(seconds: float) -> str:
@@ -322,13 +321,23 @@ def rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def read_limit(query: Mapping[str, str]) -> int:
-    """Return the maximum number of objects on a page.
+PAGE: Mapping[str, Shape] = {"limit": COUNT, "after_id": TEXT, "before_id": TEXT}
+"""The schemas of the query that `read_page` reads."""
+
+
+def read_page(query: Mapping[str, str]) -> Page:
+    """Read the query of a request for a list: `limit`, and `after_id` or `before_id`.
 
     Raises:
-        InvalidParameter: `limit` is invalid.
+        InvalidParameter: a parameter is invalid. The message names it.
     """
-    text = query.get("limit", str(_LIMIT))
-    if not (is_digits(text) and len(text) < 5 and 1 <= int(text) <= _MOST):
-        raise InvalidParameter(f"limit={show(text)}: must be an integer from 1 to {_MOST}")
-    return int(text)
+    limit = read_limit(query, _MOST)
+    if "before_id" in query:
+        return Page(limit, query["before_id"], newest_first=False, is_reversed=True)
+    return Page(limit, query.get("after_id", ""), newest_first=True)
+
+
+def listed(items: Sequence[Any], *, has_more: bool) -> Any:
+    """Return a page of a list, with the ids of its first and last item."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return {"data": [*items], "has_more": has_more, "first_id": first, "last_id": last}

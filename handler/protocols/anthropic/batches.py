@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, BinaryIO, Literal, NamedTuple, TypedDict
+from typing import Any, BinaryIO, Literal, TypedDict
 
 from handler.core.errors import InvalidPayload, NotJson, TooLarge
 from handler.core.framing import dumps, dumps_decoded, loads
-from handler.protocols.anthropic.api import AnthropicError, AnthropicMessage, read_limit, rfc3339
+from handler.protocols.anthropic.api import AnthropicError, AnthropicMessage, rfc3339
 from handler.protocols.kernel.body import decode, report_unknown
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.schema import Count
-from handler.protocols.openai.api import OpenAiBatch, Page
+from handler.protocols.openai.api import OpenAiBatch
 from handler.protocols.openai.batches import CANCELLED, DAY, EXPIRED, LIFETIME, NewBatch, line_number
 
 ENDPOINT = "/v1/messages"
@@ -313,36 +313,6 @@ def _counts(batch: OpenAiBatch, num_unsent: int, *, has_ended: bool) -> MessageB
     kind: Literal["canceled", "expired", "errored"] = _UNSENT_TYPES.get(batch["status"], "errored")
     result[kind] += rest
     return result
-
-
-class MessagePage(NamedTuple):
-    """The query of a request for a page of batches.
-
-    Attributes:
-        page: page in the order in which the store is read.
-        is_before: whether the page ends before a batch, so the store is read from that batch towards newer ones.
-    """
-
-    page: Page
-    is_before: bool
-
-
-def read_message_page(query: Mapping[str, str]) -> MessagePage:
-    """Read the query of a request for a list: `limit`, and `after_id` or `before_id`.
-
-    Raises:
-        InvalidParameter: a parameter is invalid. The message names it.
-    """
-    limit = read_limit(query)
-    if "before_id" in query:
-        return MessagePage(Page(limit, query["before_id"], newest_first=False), is_before=True)
-    return MessagePage(Page(limit, query.get("after_id", ""), newest_first=True), is_before=False)
-
-
-def message_batches(batches: Sequence[MessageBatch], *, has_more: bool) -> MessageBatches:
-    """Return a page of batches."""
-    first, last = (batches[0]["id"], batches[-1]["id"]) if batches else (None, None)
-    return {"data": [*batches], "has_more": has_more, "first_id": first, "last_id": last}
 
 
 # -- the results -----------------------------------------------------------------------------------------------------

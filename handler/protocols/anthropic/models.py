@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import Task
-from handler.protocols.anthropic.api import read_limit, rfc3339
+from handler.protocols.anthropic.api import listed, read_page, rfc3339
 from handler.protocols.anthropic.types import EDITS, EFFORTS
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
@@ -145,7 +145,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     Raises:
         InvalidParameter: one of these parameters is invalid.
     """
-    limit, ids = read_limit(query), [model["id"] for model in models]
+    limit, ids = read_page(query).limit, [model["id"] for model in models]
     if "before_id" in query:
         end = _index(ids, "before_id", query)
         first = max(0, end - limit)
@@ -154,13 +154,8 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
         first = _index(ids, "after_id", query) + 1 if "after_id" in query else 0
         end = first + limit
         has_more = end < len(ids)
-    data = list(models[first:end])
-    return {
-        "data": data,
-        "has_more": has_more,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-    }
+    page: AnthropicModels = listed(models[first:end], has_more=has_more)
+    return page
 
 
 def _index(ids: Sequence[str], name: str, query: Mapping[str, str]) -> int:

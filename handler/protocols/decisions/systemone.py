@@ -33,11 +33,22 @@ from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_base64, read_url
-from handler.protocols.kernel.objects import Declaration, Leaf, ListOf, MapOf, Obj, Optional, Scope, Variant, leaf
+from handler.protocols.kernel.objects import (
+    Declaration,
+    Leaf,
+    ListOf,
+    MapOf,
+    Obj,
+    Optional,
+    Placed,
+    Scope,
+    Variant,
+    leaf,
+)
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
 from handler.protocols.kernel.path import Path
 from handler.protocols.kernel.readers import show, string, unread
-from handler.protocols.kernel.schema import NULL, TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.schema import NULL, TEXT, Shape, nullable, record
 from handler.protocols.openai.request import MODEL, OpenAiHead, identity
 
 MAX_QUESTIONS = 64
@@ -122,10 +133,20 @@ QUESTIONS = MapOf(
     "must have at least one question",
 )
 
+
+def _read_image(value: Any, at: Path, scope: Scope) -> MediaSource:
+    check_taken("image", "image", "images", scope.context)
+    scope.unknown.update(unread(value, at.general, ("url", "detail")))
+    return read_url("image", value.get("url") if isinstance(value, dict) else value, str(at))
+
+
+IMAGES = ListOf(Placed(_read_image, {"anyOf": [TEXT, record({"url": TEXT})]}), "URLs")
+"""The images before the state in each prompt, as in vLLM, SGLang and llama.cpp."""
+
 FIELDS: Mapping[str, Shape] = {
     "state": {"description": "Any JSON value"},
     "questions": QUESTIONS.shape,
-    "images": {"anyOf": [listing({"anyOf": [TEXT, record({"url": TEXT})]}), NULL]},
+    "images": {"anyOf": [IMAGES.shape, NULL]},
     "assets": nullable(
         {
             "type": "object",
@@ -181,9 +202,10 @@ class SystemOneDialect(DecisionDialect):
         if "state" not in body:
             hint = "send a body with 'input' to /v1/decisions" if "input" in body else "it may be any JSON value"
             raise Path(("state",)).missing(hint)
-        images, assets = _read_images(body.get("images"), context, unknown), _read_assets(body.get("assets"), context)
+        images = Optional(IMAGES, ()).read(body.get("images"), Path(("images",)), Scope(context, unknown))
+        assets = _read_assets(body.get("assets"), context)
         state, shown = _take_images(body["state"], context)
-        return State("state", text_of(state), images + shown, assets, body.get("instructions") or "")
+        return State("state", text_of(state), (*images, *shown), assets, body.get("instructions") or "")
 
     def read_questions(
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
@@ -293,25 +315,6 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
     if not part.data:
         raise path.at("part").refused("the file is empty")
     return MediaSource("image", part.data, "", str(path.at("part")))
-
-
-def _read_images(value: Any, context: ServerContext, unknown: dict[str, None]) -> tuple[MediaSource, ...]:
-    """Read `images`, which precede the state in each prompt, as in vLLM, SGLang and llama.cpp.
-
-    Args:
-        unknown: receives the paths of names that have no effect.
-    """
-    path = Path(("images",))
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise path.refused("must be a list of URLs")
-    if value:
-        check_taken("image", "image", "images", context)
-    for item in value:
-        unknown.update(unread(item, "images[]", ("url", "detail")))
-    urls = [item.get("url") if isinstance(item, dict) else item for item in value]
-    return tuple(read_url("image", url, str(path.at(index))) for index, url in enumerate(urls))
 
 
 def _take_images(state: Any, context: ServerContext) -> tuple[Any, tuple[MediaSource, ...]]:

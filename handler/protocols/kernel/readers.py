@@ -130,6 +130,16 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
     return read
 
 
+def digits(least: int, most: int) -> Callable[[str], int]:
+    """Return a reader of integers that are sent as text of at most nine digits, as in a query or a form."""
+    plain = integer(least, most)
+
+    def read(text: str) -> int:
+        return plain(int(text) if is_digits(text) and len(text) < 10 else text)
+
+    return read
+
+
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
     """Return a reader of finite numbers from `least` to `most`.
 

@@ -13,20 +13,18 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, prompt_request
-from handler.protocols.kernel.readers import NamedValue, boolean
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest, prompt_request
+from handler.protocols.kernel.parameters import Parameter, Table, read_all
+from handler.protocols.kernel.readers import boolean
 from handler.protocols.kernel.reply import PreparedDocument, list_parts
-from handler.protocols.kernel.schema import FLAG, Count
+from handler.protocols.kernel.schema import TEXT, Count, Shape
 from handler.protocols.openai.api import ERRORS
-from handler.protocols.openai.request import HARMLESS, read_model
+from handler.protocols.openai.request import MODEL, OpenAiDialect
 from handler.protocols.vllm.tokenize import RenderedChat, without_special
 
 FLAGS = {"add_special": False, "parse_special": True, "with_pieces": False}
 """Maps each flag of /tokenize to its default."""
-
-_relax = relaxed_by(PYDANTIC, dict.fromkeys(FLAGS, FLAG))
 
 
 class LlamaPiece(TypedDict):
@@ -46,22 +44,22 @@ class LlamaPrompt(TypedDict):
     prompt: str
 
 
-class LlamaTokenize(Dialect):
+class LlamaTokenize(OpenAiDialect):
     """The dialect of /tokenize for `content`."""
 
     name = "llamacpp_tokenize"
-    computes = False
-    errors = ERRORS
-    fields = frozenset({"content", "model", *FLAGS})
+    computes = generates = False
+    needed = "a JSON object with 'content'"
+    table = Table({name: Parameter(name, boolean) for name in FLAGS})
+    fields: Mapping[str, Shape] = {"content": TEXT, **MODEL}
 
-    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
-        body = _relax(body)
-        read_model(body, context, request_context)
-        content, flags = body.get("content"), _read_flags(body)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        self.read_model(body, context, request_context)
+        flags = {**FLAGS, **read_all(body, context, defaults={}, table=self.table).others}
+        content = body.get("content")
         if not isinstance(content, str):
             raise InvalidPayload("'content' must be a string")
-        unknown = [name for name in body if name not in self.fields and name not in HARMLESS]
-        ignored = report_unknown(unknown, body, context, generates=False)
+        ignored = self.unknown(body, context)
         if not content:
             return ParsedRequest((), PreparedDocument(b'{"tokens":[]}'), self.errors, ignored)
         edit = functools.partial(_tokens_of, flags=flags)
@@ -80,11 +78,6 @@ class LlamaTemplate(RenderedChat):
 
 
 TOKENIZE, APPLY_TEMPLATE = LlamaTokenize(), LlamaTemplate()
-
-
-def _read_flags(body: Mapping[str, Any]) -> dict[str, bool]:
-    read = {name: NamedValue(name, body.get(name)).optional(boolean) for name in FLAGS}
-    return {name: default if (value := read[name]) is None else value for name, default in FLAGS.items()}
 
 
 def _tokens_of(

@@ -22,7 +22,7 @@ from handler.core.errors import (
 )
 from handler.protocols.api import Models
 from handler.protocols.kernel.errors import ErrorFormat, Headers, delay_headers
-from handler.protocols.kernel.readers import NamedValue
+from handler.protocols.kernel.readers import NamedValue, digits
 from handler.protocols.kernel.schema import Count, NotRequired
 
 FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
@@ -358,12 +358,28 @@ class Listing(TypedDict):
 
 
 class Page(NamedTuple):
-    """The query of a request for a page of a list. Only lists of files use `purpose`, where "" means all purposes."""
+    """The query of a request for a page of a list.
+
+    Attributes:
+        after: the id of the item after which the list is read, or "" for its beginning.
+        purpose: the purpose of the files in a list of files, or "" for all purposes.
+        is_reversed: whether the items are sent in the opposite order, because the page ends before the item `after`.
+    """
 
     limit: int
     after: str
     newest_first: bool
     purpose: str = ""
+    is_reversed: bool = False
+
+
+def read_limit(query: Mapping[str, str], most: int, default: int = 20) -> int:
+    """Read the maximum number of items on a page.
+
+    Raises:
+        InvalidParameter: `limit` is invalid.
+    """
+    return NamedValue("limit", query.get("limit", str(default))).read(digits(1, most))
 
 
 def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> Page:
@@ -372,12 +388,10 @@ def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> P
     Raises:
         InvalidParameter: a parameter is invalid. The message names it.
     """
-    limit, order = query.get("limit", str(default)), query.get("order", "desc")
-    if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
-        raise NamedValue("limit", limit).refused(f"must be an integer from 1 to {most}")
+    limit, order = read_limit(query, most, default), query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise NamedValue("order", order).refused("must be asc or desc")
-    return Page(int(limit), query.get("after", ""), order == "desc", query.get("purpose", ""))
+    return Page(limit, query.get("after", ""), order == "desc", query.get("purpose", ""))
 
 
 def listed(items: Sequence[Any], *, has_more: bool) -> dict[str, Any]:

@@ -530,6 +530,7 @@ class OpenAiDialect(Dialect):
         needed: a description of a valid body for error messages.
         harmless: the fields that are reported as ignored; by default, the unread fields of `HARMLESS`.
         accepted: other fields that are neither refused nor reported as ignored.
+        generates: whether requests reach the engine, so that isolation and constraints matter.
     """
 
     errors: ErrorFormat = ERRORS
@@ -538,6 +539,7 @@ class OpenAiDialect(Dialect):
     needed: str
     harmless: frozenset[str] = frozenset()
     accepted: frozenset[str] = frozenset()
+    generates = True
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -562,7 +564,7 @@ class OpenAiDialect(Dialect):
         """List the unknown fields of the body, followed by `paths`. Null fields count as absent."""
         known_names, harmless = self._known(), self._harmless()
         names = [key for key in body if key not in known_names and key not in harmless]
-        return report_unknown([*names, *paths], body, context)
+        return report_unknown([*names, *paths], body, context, generates=self.generates)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
         """List the harmless fields of the body. Null fields count as absent."""

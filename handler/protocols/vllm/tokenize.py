@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -12,17 +12,16 @@ from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON, Framing
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, prompt_request
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest, prompt_request
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers import NamedValue, boolean
+from handler.protocols.kernel.parameters import Parameter, Table, read_all
+from handler.protocols.kernel.readers import boolean
 from handler.protocols.kernel.reply import PreparedDocument, list_parts
-from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
-from handler.protocols.kernel.texts import read_list
+from handler.protocols.kernel.schema import COUNT, Shape, listing
+from handler.protocols.kernel.texts import NON_EMPTY, read_list, read_string
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.request import CHAT, HARMLESS, Usage, read_model
+from handler.protocols.openai.request import CHAT, MODEL, OpenAiDialect, Usage
 from handler.protocols.vllm.api import ERRORS, VllmText
 
 MAX_IDS = 1 << 20
@@ -34,33 +33,26 @@ _SHAPING = (
 """The parameters of vLLM's /tokenize that change the prompt of a chat."""
 
 _SPECIAL, _STRINGS = "add_special_tokens", "return_token_strs"
-_relax = relaxed_by(PYDANTIC, {_SPECIAL: FLAG, _STRINGS: FLAG, "tokens": listing(COUNT)})
+_WITH_STRINGS = {_STRINGS: Parameter("", boolean)}
 
 
-def _unknown(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
-    """List the unknown fields of the body. Null fields count as absent."""
-    return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
-
-
-class VllmTokenize(Dialect):
+class VllmTokenize(OpenAiDialect):
     """The dialect of /tokenize for a prompt."""
 
     name = "vllm_tokenize"
-    computes = False
+    computes = generates = False
     errors = ERRORS
-    fields = frozenset({"model", "prompt", _SPECIAL, _STRINGS})
+    needed = "a JSON object with 'prompt'"
+    table = Table({_SPECIAL: Parameter("", boolean), **_WITH_STRINGS})
+    fields: Mapping[str, Shape] = {"prompt": NON_EMPTY, **MODEL}
 
-    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
-        body = _relax(body)
-        read_model(body, context, request_context)
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str) or not prompt:
-            raise InvalidPayload("'prompt' must be a non-empty string")
-        edit = without_special if NamedValue(_SPECIAL, body.get(_SPECIAL)).optional(boolean) is False else None
-        render = _tokens_of(body, context)
-        ignored = report_unknown(_unknown(body, self.fields), body, context, generates=False)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        self.read_model(body, context, request_context)
+        prompt = read_string(body.get("prompt"), "prompt")
+        read_all(body, context, defaults={}, table=self.table)
+        edit = without_special if body.get(_SPECIAL) is False else None
         request = Request(prompt, names=FieldNames(prompt="prompt"), edit=edit)
-        return prompt_request(request, render, self.errors, ignored)
+        return prompt_request(request, _tokens_of(body, context), self.errors, self.unknown(body, context))
 
 
 def without_special(request: Request, encode: Callable[[Request], Prompt]) -> tuple[Request, Prompt]:
@@ -74,25 +66,21 @@ def without_special(request: Request, encode: Callable[[Request], Prompt]) -> tu
 class RenderedChat(OpenAiChat):
     """A dialect whose response is a chat's prompt. It is the same as on /v1/chat/completions, including tools."""
 
-    computes = False
+    computes = generates = False
     errors: ErrorFormat = ERRORS
     table = Table({name: CHAT.parameters[name] for name in _SHAPING})
     fields: Mapping[str, Shape] = {name: OpenAiChat.fields[name] for name in ("messages", "model", "tools")}
-    others = frozenset[str]()
-    """Fields that only the rendering reads."""
 
     @abstractmethod
     def render(self, body: Mapping[str, Any], context: ServerContext) -> Callable[[Prompt], Iterator[bytes]]:
         """Return a function that yields the JSON of the response."""
 
-    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
-        read = self.fields.keys() | self.table.parameters.keys()
-        body = _relax(body)
-        fields = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
-        parsed = super().parse(fields, context, request_context)
-        render = self.render(body, context)
-        unknown = report_unknown(_unknown(body, {*read, *self.others}), body, context, generates=False)
-        return prompt_request(parsed.requests[0], render, self.errors, [*parsed.ignored, *unknown])
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        known = self._known()
+        fields = {name: value for name, value in body.items() if name in known and (name, value) != ("tools", [])}
+        parsed = super().read(fields, context, request_context)
+        ignored = [*parsed.ignored, *self.unknown(body, context)]
+        return prompt_request(parsed.requests[0], self.render(body, context), self.errors, ignored)
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         return JSON, Usage()
@@ -105,13 +93,13 @@ class VllmTokenizeChat(RenderedChat):
     """The dialect of /tokenize for a chat."""
 
     name = "vllm_tokenize_chat"
-    others = frozenset({_STRINGS})
+    table = Table({**RenderedChat.table.parameters, **_WITH_STRINGS})
 
     def render(self, body: Mapping[str, Any], context: ServerContext) -> Callable[[Prompt], Iterator[bytes]]:
         return _tokens_of(body, context)
 
 
-class VllmDetokenize(Dialect):
+class VllmDetokenize(OpenAiDialect):
     """The dialect of /detokenize, which decodes token ids, including those of special tokens.
 
     vLLM and llama-server read the same requests. The response has the text as vLLM's `prompt` and as llama-server's
@@ -119,18 +107,17 @@ class VllmDetokenize(Dialect):
     """
 
     name = "vllm_detokenize"
-    computes = False
+    computes = generates = False
     errors = ERRORS
+    needed = "a JSON object with 'tokens'"
+    table = Table({})
+    fields: Mapping[str, Shape] = {"tokens": listing(COUNT), **MODEL}
 
-    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'tokens'")
-        body = _relax(body)
-        read_model(body, context, request_context)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        self.read_model(body, context, request_context)
         decoded = _text_of(body.get("tokens"), context)
         text: VllmText = {"prompt": decoded, "content": decoded}
-        ignored = report_unknown(_unknown(body, {"model", "tokens"}), body, context, generates=False)
-        return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, ignored)
+        return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, self.unknown(body, context))
 
 
 TOKENIZE, TOKENIZE_CHAT, DETOKENIZE = VllmTokenize(), VllmTokenizeChat(), VllmDetokenize()
@@ -148,8 +135,7 @@ def _text_of(value: Any, context: ServerContext) -> str:
 
 
 def _tokens_of(body: Mapping[str, Any], context: ServerContext) -> functools.partial[Iterator[bytes]]:
-    strings = NamedValue(_STRINGS, body.get(_STRINGS)).optional(boolean)
-    return functools.partial(_render, strings=bool(strings), most=context.most_tokens())
+    return functools.partial(_render, strings=body.get(_STRINGS) is True, most=context.most_tokens())
 
 
 def _render(prompt: Prompt, *, strings: bool, most: int | None) -> Iterator[bytes]:

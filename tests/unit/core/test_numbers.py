@@ -20,6 +20,7 @@ from handler.core.command_line import port, positive
 from handler.core.errors import ConfigError, ServingError
 from handler.core.numbers import decimal, is_digits, whole
 from handler.http.inference import declared_length
+from handler.protocols.anthropic.api import read_page as read_message_page
 from handler.protocols.openai.api import read_page
 from handler.protocols.openai.batches import read_batch
 from proof.bench.cli import count
@@ -62,6 +63,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "period of a log": lambda text: period(f"{text}h"),
     "window of a batch": batch,
     "page of a list": lambda text: read_page({"limit": text}, 100),
+    "page of Anthropic's list": lambda text: read_message_page({"limit": text}),
 }
 REFUSALS = (ValueError, argparse.ArgumentTypeError, ServingError, DeployError)
 

@@ -14,13 +14,14 @@ from handler.core.errors import ServingError
 from handler.protocols.anthropic.types import TABLE as MESSAGES
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.messages import ROLES
-from handler.protocols.openai.completions import OpenAiEmbeddings
+from handler.protocols.llamacpp.tokenize import APPLY_TEMPLATE
+from handler.protocols.llamacpp.tokenize import TOKENIZE as LLAMA_TOKENIZE
 from handler.protocols.openai.request import CHAT as CHAT_TABLE
 from handler.protocols.openai.request import COMPLETIONS as COMPLETIONS_TABLE
-from handler.protocols.rerank import request as rerank
+from handler.protocols.registry import dialects_of
 from handler.protocols.responses.types import ITEMS
 from handler.protocols.responses.types import TABLE as RESPONSES
-from handler.protocols.tei import request as tei
+from handler.protocols.vllm.tokenize import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
 from tests.unit.protocols.answers import CAPABLE, CHAT, COMPLETIONS, DIALECTS, NAMED, answer, saying
 from tests.unit.protocols.golden.anthropic import THOUGHT, TWO
 
@@ -193,26 +194,34 @@ def test_responses(body: Any, said: str) -> None:
     check("openai_responses", body, said)
 
 
-# -- bodies of embeddings, rerank and labels of any JSON: each is read, or refused in its dialect's form ---------------
+# -- bodies for embeddings, ranks, labels and tokens: each is read, or refused in its dialect's form -------------------
 
 
 POOLED = ["openai_embeddings", "lmi_embedding", "tei_embed", "tei_similarity", "tei_rerank", "tei_predict", "rerank"]
-NAMES = sorted(
-    {"inputs", "input", "query", "texts", "documents", "parameters", "model", "text", "source_sentence", "sentences"}
-    | OpenAiEmbeddings.table.parameters.keys()
-    | rerank.TABLE.parameters.keys()
-    | tei.EMBED.parameters.keys()
-)
+DECLARED: dict[str, Any] = {
+    **{name: DIALECTS[name] for name in POOLED},
+    **{schema.name: schema for schema in (TOKENIZE, TOKENIZE_CHAT, DETOKENIZE, LLAMA_TOKENIZE, APPLY_TEMPLATE)},
+}
+
+
+def own_names(*dialects: Any) -> list[str]:
+    return sorted({name for one in dialects for name in (*one.fields, *one.table.parameters)})
+
+
+OWN_NAMES = {dialect: own_names(*dialects_of(schema)) for dialect, schema in DECLARED.items()}
+NAMES = sorted({"text", "source_sentence", "sentences", "role", "content"}.union(*OWN_NAMES.values()))
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(-2, 9), st.floats(allow_nan=False), st.sampled_from(["", "a"]))
 VALUE = st.recursive(
     PLAIN, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from(NAMES), part, max_size=3)
 )
 
 
-@pytest.mark.parametrize("dialect", POOLED)
-@given(body=st.one_of(VALUE, st.dictionaries(st.sampled_from(NAMES), VALUE, max_size=6)))
-def test_any_body_is_read_or_refused(dialect: str, body: Any) -> None:
-    schema = DIALECTS[dialect]
+@pytest.mark.parametrize("dialect", DECLARED)
+@given(data=st.data())
+def test_any_body_is_read_or_refused(dialect: str, data: st.DataObject) -> None:
+    names = st.sampled_from(OWN_NAMES[dialect]) | st.sampled_from(NAMES)
+    body = data.draw(VALUE | st.dictionaries(names, VALUE, max_size=6))
+    schema = DECLARED[dialect]
     try:
         call = schema.parse(body, CAPABLE)
     except ServingError as error:
@@ -220,5 +229,6 @@ def test_any_body_is_read_or_refused(dialect: str, body: Any) -> None:
         assert 400 <= found.status < 500
         assert json.loads(found.body)
     else:
-        assert call.requests
-        assert all(request.pooling is not None and request.prompt for request in call.requests)
+        if dialect in POOLED:
+            assert call.requests
+            assert all(request.pooling is not None and request.prompt for request in call.requests)

@@ -114,6 +114,7 @@ DECLARED: dict[str, tuple[Declaration, Any]] = {
     "input": (openai.INPUT, INPUT),
     "questions": (openai.QUESTIONS, QUESTIONS),
     "questions by id": (systemone.QUESTIONS, BY_ID),
+    "images": (systemone.IMAGES, [IMAGE["image_url"], {"url": IMAGE["image_url"], "detail": "low"}]),
     "items": (ListOf(types.ITEM, "items", 9), ITEMS),
     "messages": (ListOf(anthropic.MESSAGE, "messages"), MESSAGES),
     "user": (anthropic.CONTENTS["user"], OF_USER),
