@@ -23,7 +23,7 @@ _EVENT_END, _LINE_END = b"\n\n", b"\n"
 _OBJECT = _PLAIN_EVENT + b"{"
 _NEWLINE = _LINE_END[0]
 _DONE = b"[DONE]"
-_RETRY_HEADERS = (b"retry-after", b"retry-after-ms")
+_RETRY_HEADERS = ("retry-after", "retry-after-ms")
 
 log = logging.getLogger("handler.websocket")
 
@@ -80,24 +80,27 @@ _SPLITTERS = {
 """Maps the content types of streams to their splitters."""
 
 
-def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """Return the event for an error response: the members of its JSON, its status, and when to retry.
+def _error_event(status: int, value: Any, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the event for an error response: the members of its value, its status, and when to retry.
 
     Codex reads the headers beside the error, and openai's SDK reads them in it.
     """
-    try:
-        value = loads(body)
-    except ValueError:
-        value = body.decode(errors="replace")
     if not isinstance(value, dict):  # a user's middleware may send any error
         value = {"message": value}
-    event: dict[str, Any] = {**value, "type": "error", "status": status}
-    retries = {name.decode(): headers[name].decode() for name in _RETRY_HEADERS if name in headers}
+    event = {**value, "type": "error", "status": status}
+    retries = {name: headers[name] for name in _RETRY_HEADERS if name in headers}
     if not retries:
         return event
     if isinstance(event.get("error"), dict):
         event["error"] = {**event["error"], "headers": retries}
     return {**event, "headers": retries}
+
+
+def _json_or_text(body: bytes) -> Any:
+    try:
+        return loads(body)
+    except ValueError:
+        return body.decode(errors="replace")
 
 
 def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
@@ -106,11 +109,8 @@ def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
     Args:
         fields: further fields of the error.
     """
-    response = ERRORS.whole(error)
-    headers = {name.encode(): value.encode() for name, value in retry_headers(response.status, response.retry_after)}
-    event = error_event(response.status, response.body, headers)
-    event["error"].update(fields)
-    return event
+    status, body = ERRORS.status(error), {**ERRORS.body(error)["error"], **fields}
+    return _error_event(status, {"error": body}, dict(retry_headers(status)))
 
 
 class EventSender:
@@ -240,7 +240,7 @@ class MessageExchange(AnyExchange):
         except Exception as error:
             log.error("Exception in ASGI application\n", exc_info=error)
         if self.phase < COMPLETE:
-            self._output.error(error_event(500, b"Internal Server Error", {}))
+            self._output.error(_error_event(500, "Internal Server Error", {}))
 
     async def send(self, message: Message) -> None:
         if self._socket.flow.write_paused and not self.is_over:
@@ -263,11 +263,12 @@ class MessageExchange(AnyExchange):
         if last:
             self._end()
 
-    def _headers(self) -> dict[bytes, bytes]:
-        return {name.lower(): value for name, value in self._start.get("headers", ())}
+    def _headers(self) -> dict[str, str]:
+        headers = self._start.get("headers", ())
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
 
     def _content_type(self) -> str:
-        return self._headers().get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+        return self._headers().get("content-type", "").partition(";")[0].strip().lower()
 
     def _end(self) -> None:
         status = self._start["status"]
@@ -275,7 +276,7 @@ class MessageExchange(AnyExchange):
         if self._splitter is not None:
             self._output.events(self._splitter.events(whole))  # the last event has no separator
         elif status >= HTTPStatus.BAD_REQUEST:
-            self._output.error(error_event(status, whole, self._headers()))
+            self._output.error(_error_event(status, _json_or_text(whole), self._headers()))
         elif self._content_type() == "application/json":
             self._output.event(whole.strip())
         else:

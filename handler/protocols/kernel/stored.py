@@ -118,20 +118,6 @@ class KeptResponse(NamedTuple):
     stored: bool = True
 
 
-class Detached(NamedTuple):
-    """A response that is generated in the background, while its client polls it or reads its events.
-
-    Attributes:
-        queued: the response that is stored until it has ended.
-        events: its first events, each framed.
-        streams: whether clients may read its events.
-    """
-
-    queued: KeptResponse
-    events: Sequence[bytes]
-    streams: bool
-
-
 class Keeper(Protocol):
     """Stores the responses of one client."""
 
@@ -148,8 +134,33 @@ class Keeper(Protocol):
             ServingError: the response could not be appended to its conversation. Nothing has changed.
         """
 
-    def end(self) -> None:
-        """Record that the request has ended, and with it its response in progress."""
+
+class Detached:
+    """A response that is generated in the background, while its client polls it or reads its events.
+
+    It implements `Keeper`: its reply passes the response to it, and its host stores the response.
+
+    Args:
+        queued: the response that is stored until it has ended.
+        events: its first events, each framed.
+        streams: whether clients may read its events.
+
+    Attributes:
+        response: the newest state of the response.
+    """
+
+    def __init__(self, queued: KeptResponse, events: Sequence[bytes], *, streams: bool) -> None:
+        self.queued = queued
+        self.events = events
+        self.streams = streams
+        self.response: Mapping[str, Any] = {**queued.head, "output": ()}
+
+    def begin(self, id: str, response: Mapping[str, Any]) -> None:
+        self.response = response
+
+    def keep(self, response: KeptResponse) -> bool:
+        self.response = {**response.head, "output": response.output}
+        return True
 
 
 class Keeping:
@@ -168,9 +179,19 @@ class Keeping:
         self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
         self._stores = stores
 
-    def queued(self, id: str, kind: Kind, head: Mapping[str, Any]) -> KeptResponse:
-        """Return the response that is stored until a background response has ended."""
-        return KeptResponse(id, kind, self._previous, False, head, self._given, ())
+    def detach(
+        self, id: str, kind: Kind, head: Mapping[str, Any], events: Sequence[bytes], *, streams: bool
+    ) -> Detached:
+        """Return a background response, to which the reply passes its response from now on.
+
+        Args:
+            head: the fields of the response while it is queued.
+            events: its first events, each framed.
+            streams: whether clients may read its events.
+        """
+        queued = KeptResponse(id, kind, self._previous, False, head, self._given, ())
+        self._keeper = detached = Detached(queued, events, streams=streams)
+        return detached
 
     def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that the response is in progress."""

@@ -6,10 +6,10 @@ See https://developers.openai.com/api/docs/guides/background.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from handler.core.errors import BadRequest
-from handler.core.framing import loads, typed_event
+from handler.core.framing import typed_event
 from handler.protocols.kernel.context import RequestContext
 from handler.protocols.kernel.readers import NamedValue, boolean
 from handler.protocols.kernel.stored import Detached, Keeping, Kind
@@ -17,9 +17,6 @@ from handler.protocols.responses.api import OpenAiResponse, ResponseState, Respo
 from handler.protocols.responses.types import BACKGROUND
 
 _END = b"\n\n"  # of an event
-_DATA = b"\ndata: "
-_ENDS = tuple(b"event: response.%b\n" % status for status in (b"completed", b"incomplete", b"failed"))
-_IN_PROGRESS = b"event: response.in_progress\n"
 
 
 def read_background(body: Mapping[str, Any], context: RequestContext) -> bool:
@@ -46,15 +43,14 @@ def detached(response: OpenAiResponse, keeping: Keeping, *, streams: bool) -> De
 
     Args:
         response: the response before it has begun.
-        keeping: the object that would store the response in the foreground.
+        keeping: the object that would store the response in the foreground. It passes the response to the result.
         streams: whether the client has asked for a stream.
     """
     queued = with_status(response, "queued")
     head = {name: value for name, value in queued.items() if name != "output"}
     kind: Kind = "response" if response["store"] else "background"
-    return Detached(
-        keeping.queued(response["id"], kind, head), [_event("created", 0, queued), _event("queued", 1, queued)], streams
-    )
+    events = [_event("created", 0, queued), _event("queued", 1, queued)]
+    return keeping.detach(response["id"], kind, head, events, streams=streams)
 
 
 def with_status(response: Mapping[str, Any], status: ResponseStatus, message: str = "") -> OpenAiResponse:
@@ -78,30 +74,9 @@ def failed_event(number: int, response: Mapping[str, Any]) -> bytes:
     return _event("failed", number, response)
 
 
-class Events(NamedTuple):
-    """Events that a reply has written.
-
-    Attributes:
-        events: the events, each framed.
-        begins: whether the response is in progress with these events.
-        ends: whether the last event ends the response.
-    """
-
-    events: Sequence[bytes]
-    begins: bool
-    ends: bool
-
-
-def split_events(data: bytes) -> Events:
-    """Split data that consists of complete events."""
-    events = [event + _END for event in data.split(_END)[:-1]]
-    begins = any(event.startswith(_IN_PROGRESS) for event in events)
-    return Events(events, begins, bool(events) and events[-1].startswith(_ENDS))
-
-
-def response_in(event: bytes) -> OpenAiResponse:
-    """Return the response in the last event of a stream."""
-    return cast(OpenAiResponse, loads(event[event.index(_DATA) + len(_DATA) :])["response"])
+def split_events(data: bytes) -> Sequence[bytes]:
+    """Split data that consists of complete events. Each remains framed."""
+    return [event + _END for event in data.split(_END)[:-1]]
 
 
 def no_events() -> BadRequest:

@@ -142,9 +142,7 @@ class OpenAiResponses(OpenAiDialect):
             **encode_head(repeated),
         }
         in_background = repeated["background"]
-        settings = ResponseSettings(
-            head, chat.format.form, translated.tools.origins, None if in_background else keeping
-        )
+        settings = ResponseSettings(head, chat.format.form, translated.tools.origins, keeping)
         requests = (chat.request if summarizing is None else chat.request._replace(edit=summarizing.edit),)
         if chat.framing is JSON and not in_background:
             parsed = ParsedRequest(requests, self._document(settings, reader, summarizing), self.errors, chat.ignored)
@@ -159,7 +157,8 @@ class OpenAiResponses(OpenAiDialect):
         if summarizing is not None:
             parsed = parsed._replace(course=FollowUp(summarizing.follow_up))
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
-        return parsed._replace(keeps=settings.keeping is not None, num_repeated=repeated_size)
+        keeps = keeping is not None and not in_background  # a background response is stored by its host
+        return parsed._replace(keeps=keeps, num_repeated=repeated_size)
 
     def _document(
         self, settings: ResponseSettings, reader: InputReader, summarizing: Summarizing | None

@@ -252,12 +252,11 @@ class ResponseSettings(NamedTuple):
 
     def items(self) -> Items:
         most = self.head["max_tool_calls"]
-        in_background = self.head["background"]
         return Items(
             self.origins,
             1 if self.form.tools.single else most,
-            secret=self.keeping is not None or in_background,
-            first=NUM_QUEUED if in_background else 0,
+            secret=self.keeping is not None,
+            first=NUM_QUEUED if self.head["background"] else 0,
         )
 
     def response(

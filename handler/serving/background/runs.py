@@ -18,9 +18,9 @@ from typing import Any
 
 from handler.config.config import Config
 from handler.core.errors import GenerationFailed, Overloaded, ServingError, TooLarge, Unavailable
-from handler.core.loop import run_in_daemon_thread, wait_for
+from handler.core.loop import wait_for
 from handler.protocols.kernel.stored import Detached
-from handler.protocols.responses.background import failed_event, response_in, split_events, with_status
+from handler.protocols.responses.background import failed_event, split_events, with_status
 from handler.serving.background.tables import EventPage, NewEvents
 from handler.serving.request.life import COMMIT
 from handler.serving.request.task import RequestTask
@@ -113,7 +113,7 @@ class BackgroundRun:
         self.readers = set[Callable[[], object]]()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.state = RunState.OPENING
-        self.response: Mapping[str, Any] = {**detached.queued.head, "output": []}
+        self.response = detached.response
         self._task, self._config, self._changed = task, config, changed
         self._begins = False  # whether the response is in progress, and this has not been written yet
         self._num_bytes = 0
@@ -141,10 +141,10 @@ class BackgroundRun:
         if self.state is not RunState.RUNNING:
             return
         if task.error is not None:  # the request has not begun, so there are no events
-            self.fail(task.error.message)
-        elif data := task.take():
+            return self.fail(task.error.message)
+        if data := task.take():
             self._add(data)
-        elif task.finished:
+        if task.finished:
             self.fail("the response ended without a result")
 
     @property
@@ -152,12 +152,10 @@ class BackgroundRun:
         return self.log.written + len(self.log.pending)
 
     def _add(self, data: bytes) -> None:
-        new = split_events(data)
-        events = new.events
-        if new.begins:
-            self.response = with_status(self.response, "in_progress")
-            self._begins = True
-        if new.ends:
+        events = split_events(data)
+        self._begins |= self.response["status"] == "queued"
+        self.response = self.detached.response
+        if self.response["status"] != "in_progress":
             self._last, events = events[-1:], events[:-1]
             self.state = RunState.ENDING
         if self.detached.streams:
@@ -188,8 +186,8 @@ class BackgroundRun:
     def fail(self, message: str) -> None:
         """End the response with an error, unless its final state is known."""
         if self.state < RunState.ENDING:
-            response = with_status(self.response, "failed", message)
-            self._last = [failed_event(self._next_number, response)]
+            self.response = with_status(self.response, "failed", message)
+            self._last = [failed_event(self._next_number, self.response)]
             self._stop()
 
     def cancel(self) -> None:
@@ -224,11 +222,9 @@ class BackgroundRun:
         A response that cannot be stored is marked as failed. If the failed state cannot be written either, for example
         because the disk is full, the write is retried later.
         """
-        response, is_failure = self.response, not self._last
+        response = self.response
+        is_failure = response["status"] in ("failed", "cancelled") and not response["output"]
         try:
-            if self._last:
-                response = await run_in_daemon_thread(response_in, self._last[0])
-                is_failure = response["status"] == "failed" and not response["output"]
             await self._write_end(store, response, needs_room=not is_failure)
             return True
         except ServingError as error:

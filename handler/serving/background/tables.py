@@ -214,7 +214,7 @@ class BackgroundTables:
     def _pack(self, id: str, last: Sequence[bytes]) -> int:
         """Replace the events of a response with fewer rows, add its last events, and return the total size in bytes."""
         rows = self._database.execute("SELECT data FROM events WHERE response = ? ORDER BY first", (id,)).fetchall()
-        events = [*split_events(b"".join(map(_unpacked, rows))).events, *last]
+        events = [*split_events(b"".join(map(_unpacked, rows))), *last]
         self._database.execute("DELETE FROM events WHERE response = ?", (id,))
         total = first = 0
         while first < len(events):
@@ -253,7 +253,7 @@ class BackgroundTables:
             query = "SELECT first, data FROM events WHERE response = ? AND first + number > ? ORDER BY first"
             events, size = list[bytes](), 0
             for start, data in self._database.execute(query, (id, first)):
-                for event in split_events(_unpacked((data,))).events[max(0, first - start) :]:
+                for event in split_events(_unpacked((data,)))[max(0, first - start) :]:
                     if size >= limit:
                         return EventPage(events)
                     events.append(event)

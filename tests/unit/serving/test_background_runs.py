@@ -7,9 +7,11 @@ import random
 from collections.abc import Sequence
 from unittest import mock
 
+import pytest
+
 from handler.config.config import Config
-from handler.protocols.kernel.stored import Detached
-from handler.serving.background.runs import BackgroundRun, EventLog
+from handler.protocols.kernel.stored import Detached, KeptResponse
+from handler.serving.background.runs import BackgroundRun, EventLog, RunState
 
 
 def in_memory(log: EventLog) -> Sequence[bytes]:
@@ -34,11 +36,33 @@ def test_the_size_is_that_of_the_events_in_memory() -> None:
     assert (log.size, log.pending) == (sum(map(len, in_memory(log))), [])
 
 
+def begun(task: mock.Mock, limit: int) -> BackgroundRun:
+    """A run whose response is in progress."""
+    queued = KeptResponse("resp_1", "response", "", False, {"status": "queued"}, (), ())
+    detached = Detached(queued, (), streams=True)
+    run = BackgroundRun(task, detached, Config(background_max_bytes=limit), mock.Mock())
+    detached.begin("resp_1", {"status": "in_progress", "output": []})
+    run.begin()
+    return run
+
+
+@pytest.mark.parametrize("events", [b"", b"event: response.in_progress\n\n"])
+def test_a_response_whose_last_event_is_missing_has_failed(events: bytes) -> None:
+    async def end() -> BackgroundRun:
+        task = mock.Mock(error=None, finished=False)
+        run = begun(task, 1000)
+        task.finished, task.take.return_value = True, events
+        task.on_bytes(task)
+        return run
+
+    run = asyncio.run(end())
+    assert (run.state, run.response["status"]) == (RunState.ENDING, "failed")
+
+
 def test_events_may_have_as_many_bytes_as_the_limit() -> None:
     async def fails(*sizes: int) -> bool:
         task = mock.Mock(error=None, finished=False)
-        detached = Detached(mock.Mock(head={}), (), streams=True)
-        BackgroundRun(task, detached, Config(background_max_bytes=100), mock.Mock()).begin()
+        begun(task, 100)
         for size in sizes:
             task.take.return_value = b"x" * (size - 2) + b"\n\n"
             task.on_bytes(task)
