@@ -32,7 +32,7 @@ from tests.docs.blocks import ANY
 from tests.docs.pages import ROOT, section
 from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options, wait_for
-from tests.unit.engines.test_model_files import SPLIT, WHOLE, gguf_file
+from tests.unit.config.gguf_files import SPLIT, WHOLE, gguf_file
 
 TEXT = (ROOT / "docs" / "troubleshooting.md").read_text()
 VAGUE = 10

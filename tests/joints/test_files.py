@@ -46,7 +46,8 @@ from proof.replay.sources import open_requests
 from tests.bench.documents import served
 from tests.deploy.doubles.archives import archive
 from tests.doubles.steps import steps
-from tests.unit.engines.test_model_files import CHECKPOINT, SHARD, SPLIT, WHOLE, gguf_file, pair, string
+from tests.unit.config.gguf_files import SPLIT, WHOLE, gguf_file, pair, string
+from tests.unit.engines.test_model_files import CHECKPOINT, SHARD
 
 # -- encodings ---------------------------------------------------------------------------------------------------------
 # Encodings and files: each file that a user gives, as systems write it, by the command or the reader that takes it.
