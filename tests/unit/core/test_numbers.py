@@ -87,13 +87,18 @@ def test_elsewhere_they_are_a_string_or_nothing(text: str, monkeypatch: pytest.M
 
 
 def test_no_other_place_asks_unicode_what_a_digit_is() -> None:
-    """`\\W` and `\\d` together exclude digits of all scripts. The engine's watcher imports nothing."""
+    """`\\W` and `\\d` together exclude digits of all scripts. The engine's watcher imports nothing.
+
+    Bytes have ASCII's digits only, as the HTTP parser's are.
+    """
     asks = re.compile(r"\.is(?:digit|decimal|numeric)\b|(?<!\\W)\\d")
     sources = [path for room in ("handler", "deploy", "proof") for path in sorted((ROOT / room).rglob("*.py"))]
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in sources
         for line in path.read_text().splitlines()
-        if asks.search(line) and path.name != "numbers.py" and 'os.listdir("/proc")' not in line
+        if asks.search(line.replace(".encode().isdigit()", ""))
+        and path.relative_to(ROOT).as_posix() not in ("handler/core/numbers.py", "handler/http/parser.py")
+        and 'os.listdir("/proc")' not in line
     ]
     assert found == []
