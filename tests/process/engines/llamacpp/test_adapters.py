@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -13,12 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from handler.core.values import Adapter, Finish, Sampling
-from handler.engines.base import EngineRequest, Silence
-from handler.engines.llamacpp.adapters import LoadedAdapter, LoadedAdapters
-from handler.engines.llamacpp.slots import Slots
+from handler.engines.base import EngineRequest
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
-from handler.engines.remote.servers import Failed
 from tests.checkpoints import byte_gguf
 from tests.checkpoints.lora_gguf import write_lora
 from tests.doubles import llama_server, tiny
@@ -222,99 +218,3 @@ def _watch(server: LlamaServer, waits: list[bool]) -> None:
         busy = [slot for slot in server.slots if slot.is_processing]
         waits.append(len({slot.lora for slot in busy}) > 1 and len({slot.number for slot in busy}) > 1)
         time.sleep(0.002)
-
-
-def test_groups_take_turns() -> None:
-    """A group lets those in that waited when it began, and no later ones while another group waits."""
-
-    async def play() -> list[str]:
-        slots, order, leaving = Slots(2), list[str](), asyncio.Event()
-
-        async def one(name: str) -> None:
-            async with slots.occupy(Silence(), name[0]):
-                order.append(name)
-                await leaving.wait()
-                await asyncio.sleep(0)
-
-        tasks = []
-        for name in ("a1", "a2", "b1", "a3", "b2", "b3", "a4", "c1"):
-            tasks.append(asyncio.create_task(one(name)))
-            await asyncio.sleep(0)
-        assert order == ["a1", "a2"]
-        tasks[7].cancel()
-        leaving.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return order
-
-    assert asyncio.run(play()) == ["a1", "a2", "b1", "b2", "b3", "a3", "a4"]
-
-
-def test_waiting_for_a_slot_is_no_silence_however_short_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-
-    async def play() -> list[float]:
-        slots, silence, found = Slots(1), Silence(), list[float]()
-
-        async def second() -> None:
-            async with slots.occupy(silence):
-                clock[0] += 0.75  # the server computes
-                found.append(silence.look())
-
-        async with slots.occupy(Silence()):
-            clock[0] += 0.25  # before it waits
-            task = asyncio.create_task(second())
-            for _ in range(5):
-                await asyncio.sleep(0)
-                clock[0] += 1.0
-                found.append(silence.look())
-        await task
-        return found
-
-    assert asyncio.run(play()) == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-
-
-def test_a_cancelled_first_in_line_makes_room() -> None:
-    async def play() -> list[str]:
-        slots, order, leaving = Slots(3), list[str](), asyncio.Event()
-
-        async def one(name: str) -> None:
-            async with slots.occupy(Silence(), name[0]):
-                order.append(name)
-                await leaving.wait()
-
-        tasks = []
-        for name in ("a1", "b1", "a2"):
-            tasks.append(asyncio.create_task(one(name)))
-            await asyncio.sleep(0)
-        tasks[1].cancel()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert order == ["a1", "a2"], "a2 need not wait for a1"
-        leaving.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return order
-
-    assert asyncio.run(play()) == ["a1", "a2"]
-
-
-def test_adapters_are_found_by_path_or_unique_name() -> None:
-    loaded = LoadedAdapters(LoadedAdapter(path, 0.5, False) for path in ("/a/x.gguf", "/b/x.gguf", "/b/y.gguf"))
-    assert [loaded.find(path) for path in ("/b/x.gguf", "x.gguf", "y.gguf", "/c/y.gguf", "y")] == [
-        1,
-        None,
-        2,
-        None,
-        None,
-    ]
-    assert loaded.scales(1) == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}, {"id": 2, "scale": 0.0}]
-    assert [entry["scale"] for entry in loaded.scales(None)] == [0.0, 0.0, 0.0]
-    assert loaded.paths_by_name() == (("x", "/a/x.gguf"), ("y", "/b/y.gguf"))
-
-
-@pytest.mark.parametrize(
-    "data", [b"[{}]", b"7", b"x", b'[{"id": 1, "path": "a", "scale": 1}]', b'[{"id": 0, "path": 1, "scale": 1}]']
-)
-def test_a_broken_list_of_adapters_is_a_failure(data: bytes) -> None:
-    with pytest.raises(Failed, match="does not describe its adapters"):
-        LoadedAdapters.read(data)

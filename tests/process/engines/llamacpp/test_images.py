@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import random
@@ -22,12 +21,10 @@ from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.llamacpp import media
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.media import MARKER, ImageTokenizer
-from handler.engines.remote.servers import Failed
 from tests.checkpoints import byte_gguf
 from tests.checkpoints.projector_gguf import NUM_TOKENS, write_projector
 from tests.doubles import llama_server, tiny
 from tests.doubles.llama_server import LlamaServer
-from tests.one_test import in_one_test
 from tests.process.engines.llamacpp import real
 from tests.process.engines.llamacpp.real import RealServer
 from tests.process.engines.llamacpp.test_llamacpp import REAL, SAMPLING, Served, engine, own, quick
@@ -369,17 +366,6 @@ def test_images_that_exceed_a_body_are_refused(double: Both, monkeypatch: pytest
         assert "bytes in base64; with the text, llama-server accepts 8,388,708" in refusal(found, double.chat("alone"))
 
 
-@in_one_test(
-    "data", [b'{"tokens": "1"}', b'{"tokens": [1, true]}', b'{"tokens": [1.0]}', b'{"ids": [1]}', b"[1]", b"?"]
-)
-def test_ids_of_a_text_that_cannot_be_read_are_a_failure(data: bytes) -> None:
-    async def tokenize(body: object) -> bytes:
-        return data
-
-    with pytest.raises(Failed, match="sent token ids that cannot be read"):
-        asyncio.run(media.tokenized(tokenize, "text"))
-
-
 def test_a_text_never_becomes_an_image(both: Both) -> None:
     """Neither llama.cpp's default marker nor the text of our own placeholder."""
     tokenizer = both.tokenizer
@@ -415,14 +401,6 @@ def test_a_response_that_was_begun_elsewhere_goes_on(both: Both) -> None:
         assert rest[: len(whole) - 9] == whole[9:] if whole else len(rest) == 24
         if isinstance(both.server, LlamaServer):
             assert both.server.received[-1]["prompt"]["prompt_string"].endswith(before)
-
-
-def test_an_image_file_has_the_very_pixels() -> None:
-    for medium in (picture(1), picture(2, 1, 1), large(1200, 1201), large(1, 1_500_000)):
-        data = media.image_file(medium)
-        assert data.startswith(b"P6" if len(medium.data) <= 4 << 20 else b"\x89PNG")
-        with Image.open(io.BytesIO(data)) as image:
-            assert (image.size, image.convert("RGB").tobytes()) == (medium.size, medium.data)
 
 
 @REAL

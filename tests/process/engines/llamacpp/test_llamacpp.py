@@ -25,13 +25,11 @@ from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.llamacpp import servers
-from handler.engines.llamacpp.answer import Tokens, aligned
 from handler.engines.llamacpp.engine import LlamaCppEngine
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai import engine as openai_engine
 from handler.engines.openai.kinds import find_kind
 from handler.engines.remote import servers as remote_servers
-from handler.engines.remote.servers import Failed
 from tests.checkpoints import byte_gguf
 from tests.doubles import llama_server, tiny
 from tests.doubles.llama_server import CONTEXT, HANG, LlamaServer, Refusal
@@ -251,18 +249,6 @@ def test_the_log_probabilities_of_incomplete_characters(server: LlamaServer, mod
     asked = {len(body["prompt"]) - len(PROMPT) for body in server.received if body["n_predict"] == 1}
     incomplete = enumerate(Pieces(server.pieces).incomplete(result["ids"]))
     assert asked == {place for place, is_unsent in incomplete if is_unsent}, "only what is missing is asked for"
-
-
-def test_log_probabilities_belong_to_their_tokens_if_special_ones_have_no_text() -> None:
-    """A special token after half a character leaves it incomplete, so llama-server reports neither."""
-    pieces = Pieces([b"\xc3", b"\xa4", b"<|im_start|>", b"a"])
-    for ids, reported in (([0, 2, 1, 3], [1, 3]), ([3, 0, 2, 3], [3, 3]), ([0, 2], []), ([2, 3], [2, 3])):
-        scores = [{"id": id, "number": number, "top_logprobs": [1]} for number, id in enumerate(reported)]
-        found = aligned(Tokens(ids, scores, "", len(ids)), pieces)
-        assert [score for score in found if score is not None] == scores
-        assert all(score is None or score["id"] == id for id, score in zip(ids, found, strict=True))
-    with pytest.raises(Failed, match="log-probabilities that cannot be read"):
-        aligned(Tokens([3], cast(Any, [7]), "", 1), pieces)
 
 
 def test_a_model_without_files_has_all_ids_too(both: Both) -> None:
