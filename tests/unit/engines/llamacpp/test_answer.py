@@ -253,10 +253,10 @@ def test_each_field_of_an_event_is_read() -> None:
     assert read({"tokens_predicted": 0}) == Tokens([], [], "", 0)
     progress = read({"tokens": [-1], "tokens_predicted": 0, "prompt_progress": {"total": 9}})
     assert (progress.ids, progress.is_progress) == ([], True)
-    for name, value in (("timings", {"cache_n": -1}), ("timings", {"cache_n": "4"}), ("timings", None)):
-        assert read({**last, name: value}).num_cached == 0
-    for value in (-5, 0, "5", None):
-        assert read({**last, "tokens_evaluated": value}).num_prompt == 0
+    for timings in ({"cache_n": -1}, {"cache_n": "4"}, None):
+        assert read({**last, "timings": timings}).num_cached == 0
+    for count in (-5, 0, "5", None):
+        assert read({**last, "tokens_evaluated": count}).num_prompt == 0
 
 
 @in_one_test(

@@ -77,9 +77,10 @@ def test_a_projector_is_read_from_what_the_server_reports() -> None:
     props = {"modalities": {"vision": True}, "media_marker": "<m>", "bos_token": "<s>"}
     assert media.Projector.read(props) == media.Projector("<m>", (), "<s>")
     assert media.Projector.read({**props, "bos_token": None}) == media.Projector("<m>")
-    changes: list[dict[str, object]] = [
-        *({"modalities": value} for value in (None, [], {}, {"vision": 1}, {"vision": False})),
-        *({"media_marker": value} for value in (None, "", 7)),
+    others: tuple[Any, ...] = (None, [], {}, {"vision": 1}, {"vision": False})
+    changes: list[dict[str, Any]] = [
+        *({"modalities": modalities} for modalities in others),
+        *({"media_marker": marker} for marker in (None, "", 7)),
     ]
     for change in changes:
         assert media.Projector.read({**props, **change}) is None, change
