@@ -17,6 +17,7 @@ from handler.engines.huggingface.files import eos_ids
 from tests.unit.config.gguf_files import (
     ARCHITECTURE,
     SPLIT,
+    TENSOR,
     TOKENS,
     VOCABULARY,
     WHOLE,
@@ -246,3 +247,154 @@ def test_a_pipe_beside_a_model_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "c.gguf").mkdir()
     (tmp_path / "d.gguf").symlink_to(tmp_path / "gone")
     assert [path.name for path in model_files.gguf_files(tmp_path)] == ["a.gguf", "d.gguf"]
+
+
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*gguf.TYPES])
+def test_a_tensor_takes_the_bytes_of_its_blocks_and_none_may_be_missing(tmp_path: Path, kind: int) -> None:
+    _, weights, size = gguf.TYPES[kind]
+    shape = (weights * 3, 5)
+    tensor = string(b"w") + struct.pack("<IQQIQ", 2, *shape, kind, 64)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 2) + ARCHITECTURE + TOKENS + tensor
+    whole = head + bytes(-len(head) % 32 + 64 + 15 * size)
+    path = tmp_path / "a.gguf"
+    path.write_bytes(whole)
+    assert gguf.check_complete(path).tensors == [([*shape], kind)]
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="is cut short"):
+        gguf.check_complete(path)
+
+
+def test_the_bytes_before_the_tensors_are_those_of_the_alignment(tmp_path: Path) -> None:
+    for alignment in (1, 64, 4096):
+        value = pair(b"general.alignment", 4, struct.pack("<I", alignment))
+        head = b"GGUF" + struct.pack("<IQQ", 3, 1, 3) + ARCHITECTURE + TOKENS + value + TENSOR
+        whole = head + bytes(-len(head) % alignment + 16)
+        (tmp_path / "a.gguf").write_bytes(whole)
+        gguf.check_complete(tmp_path / "a.gguf")
+        (tmp_path / "a.gguf").write_bytes(whole[:-1])
+        with pytest.raises(ValueError, match=f"describes {len(whole):,}"):
+            gguf.check_complete(tmp_path / "a.gguf")
+
+
+VALUES: dict[bytes, tuple[int, bytes, object]] = {
+    b"byte": (0, b"\xff", 255),
+    b"signed byte": (1, b"\xff", -1),
+    b"short": (2, struct.pack("<H", 65535), 65535),
+    b"signed short": (3, struct.pack("<h", -2), -2),
+    b"int": (4, struct.pack("<I", 1 << 31), 1 << 31),
+    b"signed int": (5, struct.pack("<i", -3), -3),
+    b"float": (6, struct.pack("<f", 0.5), 0.5),
+    b"bool": (7, b"\1", True),
+    b"text": (8, string("ä".encode()), "ä".encode()),
+    b"numbers": (9, struct.pack("<IQ3H", 2, 3, 7, 8, 9), [7, 8, 9]),
+    b"texts": (9, struct.pack("<IQ", 8, 1) + string(b"a"), None),
+    b"long": (10, struct.pack("<Q", 1 << 63), 1 << 63),
+    b"signed long": (11, struct.pack("<q", -4), -4),
+    b"double": (12, struct.pack("<d", 0.1), 0.1),
+}
+"""A value of each type, as its number, its bytes and what they mean."""
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_each_type_of_value_is_read(tmp_path: Path, version: int) -> None:
+    pairs = [pair(key, kind, data) for key, (kind, data, _) in VALUES.items()]
+    (tmp_path / "a.gguf").write_bytes(gguf_file(*pairs, version=version))
+    expected = {key: value for key, (_, _, value) in VALUES.items()}
+    assert gguf.read_values(tmp_path / "a.gguf") == expected
+    with (tmp_path / "a.gguf").open("rb") as file:
+        assert gguf.read_header(file).values == expected
+
+
+def test_the_beginning_of_a_file_has_the_values_that_are_whole(tmp_path: Path) -> None:
+    pairs = [pair(key, kind, data) for key, (kind, data, _) in VALUES.items()]
+    whole, values = gguf_file(*pairs), [(key, value) for key, (_, _, value) in VALUES.items()]
+    ends = [24 + sum(map(len, pairs[:count])) for count in range(len(pairs) + 1)]
+    path = tmp_path / "a.gguf"
+    for size in sorted({*ends, *(end - 1 for end in ends[1:]), *range(24, ends[-1], 7)}):
+        path.write_bytes(whole[:size])
+        with path.open("rb") as file:
+            assert [*gguf.first_values(file)] == values[: sum(end <= size for end in ends) - 1]
+
+
+def test_values_before_the_tokenizer_end_with_it(tmp_path: Path) -> None:
+    more = pair(b"x", 4, bytes(4))
+    (tmp_path / "a.gguf").write_bytes(gguf_file(ARCHITECTURE, TOKENS, more))
+    assert gguf.values_before_tokenizer(tmp_path / "a.gguf") == {b"general.architecture": b"llama"}
+    (tmp_path / "a.gguf").write_bytes(gguf_file(ARCHITECTURE, more))
+    assert gguf.values_before_tokenizer(tmp_path / "a.gguf") == {b"general.architecture": b"llama", b"x": 0}
+
+
+def test_a_list_longer_than_any_model_has_layers_is_not_kept(tmp_path: Path) -> None:
+    for count, is_kept in ((1 << 12, True), ((1 << 12) + 1, False)):
+        numbers = pair(b"x", 9, struct.pack("<IQ", 0, count) + bytes(count))
+        (tmp_path / "a.gguf").write_bytes(gguf_file(numbers, ARCHITECTURE))
+        values = gguf.read_values(tmp_path / "a.gguf")
+        assert values[b"x"] == ([0] * count if is_kept else None)
+        assert values[b"general.architecture"] == b"llama", "what follows is read"
+
+
+def test_a_tensor_has_at_most_four_dimensions(tmp_path: Path) -> None:
+    for count in range(6):
+        tensor = string(b"w") + struct.pack(f"<I{count}QIQ", count, *[1] * count, 0, 0)
+        (tmp_path / "a.gguf").write_bytes(gguf_file(ARCHITECTURE, TOKENS, tensors=tensor))
+        if count <= 4:
+            assert gguf.check_complete(tmp_path / "a.gguf").tensors == [([1] * count, 0)]
+        else:
+            with pytest.raises(ValueError, match="has a tensor of 5 dimensions"):
+                gguf.check_complete(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pooling", "task"),
+    [
+        (b"llama", None, ""),
+        (b"llama", 0, ""),
+        (b"llama", 1, "text-embedding"),
+        (b"llama", 4, "rerank"),
+        (b"bert", None, "text-embedding"),
+        (b"bert", 0, "text-embedding"),
+        (b"bert", 4, "rerank"),
+    ],
+)
+def test_the_task_of_a_model_is_that_of_its_pooling(
+    tmp_path: Path, architecture: bytes, pooling: int | None, task: str
+) -> None:
+    pairs = [pair(b"general.architecture", 8, string(architecture))]
+    if pooling is not None:
+        pairs.append(pair(architecture + b".pooling_type", 4, struct.pack("<I", pooling)))
+    for order in (pairs, pairs[::-1]):
+        (tmp_path / "a.gguf").write_bytes(gguf_file(*order, TOKENS))
+        assert gguf.pooled_task(tmp_path / "a.gguf") == task
+    (tmp_path / "a.gguf").write_bytes(gguf_file(TOKENS, *pairs))
+    assert gguf.pooled_task(tmp_path / "a.gguf") == "", "only values before the tokenizer's are read"
+
+
+def test_what_is_no_model_has_no_task(tmp_path: Path) -> None:
+    assert gguf.pooled_task(tmp_path / "gone.gguf") == ""
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    assert gguf.pooled_task(tmp_path / "a.gguf") == ""
+
+
+def test_a_tokenizer_is_read_with_a_score_and_a_type_for_each_token(tmp_path: Path) -> None:
+    path, scores, kinds = tmp_path / "a.gguf", b"tokenizer.ggml.scores", b"tokenizer.ggml.token_type"
+    merges = pair(b"tokenizer.ggml.merges", 9, struct.pack("<IQ", 8, 1) + string(b"a b"))
+    characters = pair(b"tokenizer.ggml.precompiled_charsmap", 9, struct.pack("<IQ2b", 1, 2, -1, 5))
+    for count in range(4):
+        lists = (pair(scores, 9, struct.pack(f"<IQ{count}f", 6, count, *range(count))),
+                 pair(kinds, 9, struct.pack(f"<IQ{count}i", 5, count, *range(count))))  # fmt: skip
+        path.write_bytes(gguf_file(TOKENS, merges, characters, *lists))
+        if count >= 2:
+            header = gguf.read_tokenizer(path)
+            numbers = [*range(count)]
+            assert header[1:] == ([b"a", b"b"], [b"a b"], numbers, numbers, b"\xff\x05")
+        else:
+            with pytest.raises(ValueError, match=f"scores has {count} of 2 tokens"):
+                gguf.read_tokenizer(path)
+            path.write_bytes(gguf_file(TOKENS, lists[1]))
+            with pytest.raises(ValueError, match=f"token_type has {count} of 2 tokens"):
+                gguf.read_tokenizer(path)
+    path.write_bytes(gguf_file(TOKENS))
+    assert gguf.read_tokenizer(path)[1:] == ([b"a", b"b"], [], [], [], b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import zipfile
@@ -26,6 +27,7 @@ from handler.serving.check import check
 from handler.serving.engine import downloads_of
 from tests.checkpoints.gguf_header import Value, write_header
 from tests.checkpoints.small_gguf import write_small
+from tests.one_test import in_one_test
 
 # -- finding a model, and saying what is missing when there is none ----------------------------------------------------
 
@@ -332,3 +334,171 @@ def test_a_hubs_name_in_the_words_of_others_is_told_in_ours(written: str, told: 
     with pytest.raises(ConfigError, match="there is no model at") as raised:
         model_files.locate(written)
     assert str(raised.value).partition("; for a hub's model, ")[2] == told
+
+
+# -- the files of a model's directory ----------------------------------------------------------------------------------
+
+
+def described(directory: Path, **files: Any) -> Path:
+    """Write JSON files, named without their suffix."""
+    directory.mkdir(exist_ok=True)
+    for name, value in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(value))
+    return directory
+
+
+CLASSIFIER, WHISPER = "BertForSequenceClassification", "WhisperForConditionalGeneration"
+
+
+@in_one_test(
+    ("task", "architecture", "labels", "expected"),
+    [
+        *((task.value, "LlamaForCausalLM", 0, task) for task in (Task.GENERATION, Task.EMBEDDING)),
+        ("auto", "LlamaForCausalLM", 0, Task.GENERATION),
+        ("auto", "", 0, Task.GENERATION),
+        ("auto", "BertModel", 0, Task.EMBEDDING),
+        ("pooling", "LlamaForCausalLM", 0, Task.EMBEDDING),
+        *((task, CLASSIFIER, 1, Task.RERANK) for task in ("auto", "pooling", "rerank")),
+        *((task, CLASSIFIER, labels, Task.CLASSIFICATION) for task in ("auto", "pooling") for labels in (0, 2, 3)),
+        *((Task.CLASSIFICATION.value, CLASSIFIER, labels, Task.CLASSIFICATION) for labels in (1, 2)),
+        *((task, WHISPER, 0, Task.TRANSCRIPTION) for task in ("auto", Task.TRANSCRIPTION.value)),
+        *((task.value, WHISPER, 0, None) for task in Task if task is not Task.TRANSCRIPTION),
+        *((Task.TRANSCRIPTION.value, architecture, 0, None) for architecture in (CLASSIFIER, "BertModel", "")),
+        *((task.value, CLASSIFIER, 1, None) for task in (Task.GENERATION, Task.EMBEDDING)),
+        *((task.value, "LlamaForCausalLM", 0, None) for task in (Task.RERANK, Task.CLASSIFICATION)),
+    ],
+)
+def test_the_task_is_that_of_the_option_and_the_files_or_a_contradiction(
+    tmp_path: Path, task: str, architecture: str, labels: int, expected: Task | None
+) -> None:
+    config = {"architectures": [architecture]} if architecture else {}
+    names = {"id2label": {str(number): f"L{number}" for number in range(labels)}} if labels else {}
+    model = described(tmp_path / "m", config={**config, **names})
+    if expected is not None:
+        assert find_task(task, model) is expected
+        return
+    with pytest.raises(ConfigError, match=f"option.task={task}: the model is a {architecture}"):
+        find_task(task, model)
+
+
+def test_without_a_directory_the_task_is_that_of_the_option(tmp_path: Path) -> None:
+    for model in (None, tmp_path / "gone"):
+        for task in Task:
+            assert find_task(task.value, model) is task
+        assert find_task("auto", model) is Task.GENERATION
+        assert find_task("pooling", model) is Task.EMBEDDING
+    modules = described(tmp_path / "m", config={"architectures": ["LlamaForCausalLM"]}, modules=[])
+    assert find_task("auto", modules) is Task.EMBEDDING, "a model of sentence-transformers"
+
+
+def test_labels_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    labels = {str(number): f"L{number}" for number in (10, 9, 2, 0, 1)}
+    assert model_files.label_names(described(tmp_path / "m", config={"id2label": labels})) == (
+        "L0",
+        "L1",
+        "L2",
+        "L9",
+        "L10",
+    )
+    assert model_files.label_names(described(tmp_path / "n", config={})) == ("LABEL_0", "LABEL_1")
+    assert model_files.label_names(None) == model_files.label_names(tmp_path / "gone") == ()
+
+
+def test_the_tokens_of_a_tokenizer_are_texts_wherever_they_stand(tmp_path: Path) -> None:
+    token, template = {"content": "<s>", "lstrip": False}, {"content": "kept"}
+    values = {"bos_token": token, "more": [token, {"a": token}], "vocab_file": "x", "merges_file": "y", "n": 7}
+    model = described(tmp_path / "m", tokenizer_config={**values, "response_template": template})
+    expected = {"bos_token": "<s>", "more": ["<s>", {"a": "<s>"}], "n": 7, "response_template": template}
+    assert tokenizer_config(model) == expected
+    assert tokenizer_config(None) == tokenizer_config(tmp_path / "gone") == {}
+
+
+def test_the_prompts_of_an_embedding_model_are_texts_by_name(tmp_path: Path) -> None:
+    model = described(tmp_path / "m", config_sentence_transformers={"prompts": {"query": "q: ", "n": 7}})
+    assert model_files.embedding_prompts(model) == {"query": "q: ", "n": "7"}
+    for without in (None, tmp_path, described(tmp_path / "n", config_sentence_transformers={"prompts": None})):
+        assert model_files.embedding_prompts(without) == {}
+
+
+def test_a_file_is_an_object_in_json_or_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    assert model_files.read_json(path) == {}
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert model_files.read_json(path) == {"a": 1}
+    with pytest.raises(ConfigError, match="is not JSON"):
+        model_files.read_json(path, mark=False)
+    for data, words in (
+        (b"[]", "is not a JSON object"),
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"", "is an empty file"),
+        (b"version https://git-lfs/v1\noid sha256:0\n", "is a Git LFS pointer"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=f"a.json {words}"):
+            model_files.read_json(path)
+
+
+def test_the_template_of_a_tokenizer_goes_before_that_of_its_processor(tmp_path: Path) -> None:
+    mark = "\ufeff"
+    model = described(tmp_path / "m", chat_template={"chat_template": "old"}, processor_config={"chat_template": "new"})
+    found = model_files.tokenizer_template
+    assert found(f"{mark}own", model) == "own"
+    assert found({"default": f"{mark}a", "tools": "b"}, model) == {"default": "a", "tools": "b"}
+    assert found(None, model) == "old"
+    (model / "chat_template.json").unlink()
+    assert found("", model) == "new"
+    (model / "processor_config.json").unlink()
+    assert found(None, model) is None
+    assert found(None, tmp_path / "gone") is None
+
+
+def test_a_saved_template_is_that_of_its_own_file_first(tmp_path: Path) -> None:
+    named = [{"name": "tools", "template": "t"}, 7, {"name": "default", "template": "\ufeffd"}]
+    model = described(tmp_path / "m", tokenizer_config={"chat_template": named})
+    assert model_files.saved_template(model) == "d"
+    described(model, tokenizer_config={"chat_template": named[:2]})
+    assert model_files.saved_template(model) == "", "none of them is the default"
+    described(model, tokenizer_config={"chat_template": "plain"})
+    assert model_files.saved_template(model) == "plain"
+    (model / "chat_template.jinja").write_text("\ufeffown", encoding="utf-8")
+    assert model_files.saved_template(model) == "own"
+    assert model_files.saved_template(tmp_path) == ""
+
+
+def of_kind(path: Path, kind: str = "model", **values: Value) -> Path:
+    return write_header(path, {"general.type": kind, **{key.replace("_", "."): value for key, value in values.items()}})
+
+
+def test_the_model_of_a_directory_is_the_only_one_among_its_files(tmp_path: Path) -> None:
+    model = of_kind(tmp_path / "z.gguf")
+    for name, kind in (("a.gguf", "mmproj"), ("b.gguf", "adapter"), ("c.gguf", "imatrix")):
+        of_kind(tmp_path / name, kind)
+        assert locate(str(tmp_path)) == ("gguf", model)
+    (tmp_path / "d.gguf").write_bytes(b"")
+    of_kind(tmp_path / "._e.gguf")
+    assert locate(str(tmp_path)) == ("gguf", model), "an empty file and a hidden one are no models"
+    of_kind(tmp_path / "y.gguf")
+    with pytest.raises(ConfigError, match=r"contains 2 \.gguf files; name one of them: y\.gguf, z\.gguf"):
+        locate(str(tmp_path))
+
+
+def test_the_parts_of_a_model_are_one_model_for_who_reads_parts(tmp_path: Path) -> None:
+    first, *_ = [of_kind(tmp_path / f"m-0000{number}-of-00002.gguf", split_count=2) for number in (1, 2)]
+    assert locate(str(tmp_path), parts=True) == ("gguf", first)
+    with pytest.raises(ConfigError, match=r"a model in 2 parts: merge them with .*m-00001-of-00002\.gguf"):
+        locate(str(tmp_path))
+    of_kind(tmp_path / "other.gguf")
+    with pytest.raises(ConfigError, match=r"contains 3 \.gguf files; name one of them"):
+        locate(str(tmp_path), parts=True)
+
+
+def test_a_directory_in_an_archive_is_found(tmp_path: Path) -> None:
+    make(tmp_path / "a", "readme.txt")
+    make(tmp_path / ".hidden", "config.json")
+    assert model_files.model_below(tmp_path) is None
+    for place, name in enumerate(("model.gguf", "openvino_model.xml", "config.json"), 1):
+        model = make(tmp_path / f"{9 - place}", name)
+        assert model_files.holds_model(model)
+        assert model_files.model_below(tmp_path) == model, "the first by name"
