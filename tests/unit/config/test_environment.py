@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler.config import environment
+from handler.config.options.names import KEY_VARIABLES, KEYS
 from handler.core.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ def test_what_is_not_set_has_its_default(monkeypatch: pytest.MonkeyPatch) -> Non
         "AWS_REGION": "eu-west-1",
         "MAX_NETTY_BUFFER_SIZE": "77",
         "OPENAI_API_KEY": " key ",
-        environment.KEYS: " first , second",
+        KEYS: " first , second",
     }.items():
         monkeypatch.setenv(name, value)
     assert environment.mpi_world() == ("4", "3")
@@ -94,24 +95,24 @@ def test_only_addresses_that_others_reach_are_warned_about(monkeypatch: pytest.M
         assert not environment.is_loopback(host)
         words = environment.warning_without_keys(host)
         assert f"no API key is set, and the server listens on {host}" in words
-        assert f"set {environment.KEYS}=KEY" in words
+        assert f"set {KEYS}=KEY" in words
         djl = environment.warning_without_keys(host, checks_keys=False)
         assert "DJL Serving checks no API keys" in djl
         assert "LMI_FRONT=embedded" in djl
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/role")
     assert environment.warning_without_keys("0.0.0.0") == "", "only SageMaker reaches its containers"
-    assert environment.key_variables() == (environment.KEYS,)
+    assert environment.key_variables() == (KEYS,)
     monkeypatch.setenv("ECS_CONTAINER_METADATA_URI_V4", "http://169.254.170.2/v4")
     assert environment.warning_without_keys("0.0.0.0"), "ECS gives its tasks a role too"
-    assert environment.key_variables() == environment.KEY_VARIABLES
+    assert environment.key_variables() == KEY_VARIABLES
 
 
 def test_other_processes_get_the_environment_without_what_is_not_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SERVING_PORT", "SAGEMAKER_MULTI_MODEL", "SAGEMAKER_MODEL_PATH", *environment.KEY_VARIABLES):
+    for name in ("SERVING_PORT", "SAGEMAKER_MULTI_MODEL", "SAGEMAKER_MODEL_PATH", *KEY_VARIABLES):
         monkeypatch.setenv(name, "x")
     assert os.environ.keys() - environment.of_worker().keys() == {"SERVING_PORT", "SAGEMAKER_MULTI_MODEL"}
     removed = os.environ.keys() - environment.of_embedded_server().keys()
-    assert removed == {*environment.KEY_VARIABLES} - {environment.KEYS}
+    assert removed == {*KEY_VARIABLES} - {KEYS}
 
 
 def test_a_token_of_another_server_is_the_hubs(monkeypatch: pytest.MonkeyPatch) -> None:

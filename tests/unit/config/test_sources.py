@@ -8,7 +8,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from handler.config.sources import Note, Problem, Setting, encode_properties, from_file, joined, misread_by_java, only
+from handler.config.options.images import Note
+from handler.config.sources import Item, Setting, encode_properties, from_file, joined, misread_by_java, only
+from handler.core.errors import Problem
 
 
 def setting(key: str, value: str = "1") -> Setting:
@@ -31,7 +33,7 @@ def test_an_object_is_the_same_by_dotted_names_in_any_order() -> None:
     values = {"a": 1, "b": {"c": 2.5, "d": {"e": True}}, "f": {"g": None}}
     for names in itertools.islice(itertools.permutations(flat(values, "option.hf_overrides")), 24):
         others = [setting("option.max_model_len", "7"), Note("x", "kept")]
-        source = [*others, *(setting(name, value) for name, value in names)]
+        source: list[Item] = [*others, *(setting(name, value) for name, value in names)]
         draw.shuffle(source)
         result = joined(source)
         (option,) = (item for item in only(Setting, result) if item.key == "option.hf_overrides")

@@ -654,3 +654,132 @@ def test_ignored_names_are_reported() -> None:
     item = {"role": "user", "content": [{"type": "input_text", "text": "a", "weight": 2}], "weight": 1}
     body = {"input": [item], "questions": [PREDICATE], "safety_identifier": "me"}
     assert DECISIONS.parse(body, CONTEXT).ignored == ["input[].weight", "input[].content[].weight", "safety_identifier"]
+
+
+# -- each rule of a question and of an asset, by its path --------------------------------------------------------------
+
+
+def refusal(body: Any, context: ServerContext = CONTEXT) -> str:
+    with pytest.raises(InvalidPayload) as refused:
+        requests(body, context)
+    return refused.value.message
+
+
+def of_question(question: Any) -> str:
+    return refusal({"state": "s", "questions": {"q": question}})
+
+
+@in_one_test(
+    ("question", "words"),
+    [
+        ({"type": "noul"}, "questions.q: needs instructions or criteria"),
+        ({"type": "noul", "criteria": {"true": " ", "false": ""}}, "questions.q: needs instructions or criteria"),
+        ({"type": "noul", "instructions": 7}, "must be a string, an object, a list or null"),
+        ({"type": "score", "criteria": ["a", 7]}, "must be a non-empty string, an object or a list"),
+        ({"type": "score", "criteria": ["a", " "]}, "must be a non-empty string, an object or a list"),
+        ({"type": "choice", "criteria": {"a": "", " a": ""}}, "is the same option as"),
+        ({"type": "choice", "criteria": {" ": "", "a": ""}}, "the name of an option must not be blank"),
+        *(
+            ({"type": "choice", "criteria": {f"a{control}": "", "b": ""}}, "control characters or line breaks")
+            for control in ("\n", "\r", "\t", "\x7f", "\x85", "\u2028", "\u2029")
+        ),
+        ({"type": "box"}, "only vision models of TypeSafe return boxes"),
+    ],
+)
+def test_a_question_of_system_one_is_refused_by_its_rule(question: Any, words: str) -> None:
+    assert words in of_question(question)
+
+
+def test_a_question_of_system_one_needs_only_one_of_its_texts() -> None:
+    for question in (
+        {"type": "noul", "criteria": {"true": "x", "false": ""}},
+        {"type": "noul", "instructions": "x", "criteria": {"true": "", "false": ""}},
+        {"type": "choice", "criteria": {"a\u200d": "", "b": None}},
+        {"type": "score", "criteria": ["a", {"b": 1}]},
+    ):
+        assert len(requests({"state": "s", "questions": {"q": question}})) == 1
+    assert "the id of a question must not be blank" in refusal({"state": "s", "questions": {" ": NOUL}})
+
+
+def test_a_name_of_openais_question_is_its_own_and_not_blank() -> None:
+    def named(*names: Any) -> Any:
+        return {"input": "s", "questions": [{**PREDICATE, "name": name} for name in names]}
+
+    assert len(requests(named("a", None, "b", None))) == 4
+    assert refusal(named("a", "b", "a")) == "questions[2].name: is also the name of questions[0]"
+    assert "must not be blank" in refusal(named(" "))
+
+
+def test_a_predicate_has_a_text_and_other_questions_need_none() -> None:
+    choice = {"type": "choice", "choices": [{"value": "a"}, {"value": "b"}], "instructions": " "}
+    assert len(requests({"input": "s", "questions": [choice]})) == 1
+    words = refusal({"input": "s", "questions": [{**PREDICATE, "instructions": " "}]})
+    assert words == "questions[0].instructions: must not be blank"
+    for name in (7, None, ["a"]):
+        words = refusal({"input": "s", "questions": [{**choice, "choices": [{"value": name}, {"value": "b"}]}]})
+        assert "must be a string or a boolean" in words
+
+
+def test_images_need_a_model_that_sees_wherever_they_stand() -> None:
+    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": PIXEL}]
+    asset = {"<a>": {"type": "image", "data_base64": "AAAA"}}
+    bodies: list[dict[str, Any]] = [
+        {"input": [{"role": "user", "content": parts}], "questions": [PREDICATE]},
+        {"input": "s", "questions": [{**PREDICATE, "instructions": parts}]},
+        {"state": "s", "questions": {"q": NOUL}, "images": [PIXEL]},
+        {"state": "<a>", "questions": {"q": NOUL}, "assets": asset},
+        {"state": SHOWN, "questions": {"q": NOUL}},
+    ]
+    blind = replace(CONTEXT, no_media={"image": "the model is blind"})
+    for body in bodies:
+        assert requests(body, SIGHTED)[0].media
+        assert "the model is blind" in refusal(body, blind)
+    assert len(requests({"state": "s", "questions": {"q": NOUL}, "images": []}, blind)) == 1
+    assert "must be a list of URLs" in refusal({"state": "s", "questions": {"q": NOUL}, "images": PIXEL}, SIGHTED)
+
+
+@in_one_test(
+    ("assets", "words"),
+    [
+        ({}, "assets: must be an object that maps placeholders to images"),
+        ([], "assets: must be an object that maps placeholders to images"),
+        ({"<a>": 7}, "must be an object with the type image"),
+        ({"<a>": {"type": "audio"}}, "must be an object with the type image"),
+        ({" ": {"type": "image", "data_base64": "AAAA"}}, "the placeholder of an image must not be blank"),
+        ({"<a>": {"type": "image", "data_base64": "AAAA", "x": 1}}, "is not a field of an asset"),
+        ({"<a>": {"type": "image", "data_base64": "AAAA", "format": "gif"}}, "must be png, jpg or jpeg"),
+        ({"<a>": {"type": "image"}}, "must have either data_base64 or part"),
+        ({"<a>": {"type": "image", "data_base64": "AAAA", "part": "p"}}, "must have either data_base64 or part"),
+        ({"<a>": {"type": "image", "part": "p"}}, "but the body is not multipart/form-data"),
+    ],
+)
+def test_an_asset_is_refused_by_its_rule(assets: Any, words: str) -> None:
+    assert words in refusal({"state": "<a>", "questions": {"q": NOUL}, "assets": assets}, SIGHTED)
+
+
+def test_assets_may_be_files_of_the_form_each_used_once() -> None:
+    def parse(assets: Any, document: Any = None, **files: Any) -> Any:
+        whole = {"state": "<a> <b>", "questions": {"q": NOUL}, "assets": assets} if document is None else document
+        return SYSTEM_ONE.parse({"request": json.dumps(whole), **files}, SIGHTED).requests[0]
+
+    def asset(part: str, format: str | None = "png") -> dict[str, Any]:
+        return {"type": "image", "format": format, "part": part}
+
+    both = {"<a>": asset("one"), "<b>": asset("two", None)}
+    media = parse(both, one=Upload(b"1"), two=Upload(b"2")).media
+    assert [(source.data, source.name) for source in media] == [(b"1", "assets.<a>.part"), (b"2", "assets.<b>.part")]
+    for files, words in (
+        ({"one": Upload(b"1")}, "'two' is not a file of the form, or is used twice"),
+        ({"one": Upload(b"1"), "two": "text"}, "'two' is not a file of the form, or is used twice"),
+        ({"one": Upload(b"1"), "two": Upload(b"2"), "more": Upload(b"3")}, "more: is not the part of an asset"),
+        ({"one": Upload(b""), "two": Upload(b"2")}, "the file is empty"),
+    ):
+        with pytest.raises(InvalidPayload) as refused:
+            parse(both, **files)
+        assert words.replace("'", "").replace('"', "") in refused.value.message.replace("'", "").replace('"', "")
+    with pytest.raises(InvalidPayload, match="used twice"):
+        parse({"<a>": asset("one"), "<b>": asset("one")}, one=Upload(b"1"))
+    with pytest.raises(InvalidPayload, match="must be a JSON object with 'state' and 'questions'"):
+        parse(None, [])
+    with pytest.raises(InvalidPayload, match="request"):
+        SYSTEM_ONE.parse({"request": "{"}, SIGHTED)

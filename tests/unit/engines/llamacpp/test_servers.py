@@ -179,9 +179,9 @@ def test_penalties_count_the_response_and_not_the_prompt() -> None:
 
 
 def test_penalties_that_the_server_cannot_have_together_are_refused() -> None:
-    for field in ("presence_penalty", "frequency_penalty"):
+    for penalized in (Sampling(presence_penalty=0.5), Sampling(frequency_penalty=0.5)):
         with pytest.raises(ValueError, match="cannot be combined with repetition_penalty"):
-            Penalties.of(Sampling(**{field: 0.5}, repetition_penalty=1.1), ())
+            Penalties.of(penalized._replace(repetition_penalty=1.1), ())
     rule = StructuredOutput("json_object", "")
     with pytest.raises(ValueError, match="presence_penalty cannot be combined with structured output"):
         Penalties.of(Sampling(presence_penalty=0.5, structured_output=rule), ())
