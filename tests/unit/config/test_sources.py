@@ -32,7 +32,7 @@ def test_an_object_is_the_same_by_dotted_names_in_any_order() -> None:
     draw = random.Random(61)
     values = {"a": 1, "b": {"c": 2.5, "d": {"e": True}}, "f": {"g": None}}
     for names in itertools.islice(itertools.permutations(flat(values, "option.hf_overrides")), 24):
-        others = [setting("option.max_model_len", "7"), Note("x", "kept")]
+        others: list[Item] = [setting("option.max_model_len", "7"), Note("x", "kept")]
         source: list[Item] = [*others, *(setting(name, value) for name, value in names)]
         draw.shuffle(source)
         result = joined(source)
