@@ -268,17 +268,17 @@ class EngineRequest(NamedTuple):
 
 def pack_step(step: Step) -> tuple[Any, ...]:
     """Return a step as plain values, as `pack` does for a request."""
-    keys, ids, logprobs, others = step
-    packed = [(*output[:3], output.finish and output.finish.value, *output[4:]) for output in others] if others else []
-    return keys, ids, logprobs, packed
+    if not step.others:
+        return tuple(step)
+    packed = [(*output[:3], output.finish and output.finish.value, *output[4:]) for output in step.others]
+    return (*step[:3], packed)
 
 
 def unpack_step(packed: tuple[Any, ...]) -> Step:
-    keys, ids, logprobs, others = packed
-    outputs = []
-    if others:
-        outputs = [Output._make((*output[:3], _FINISHES[output[3]], *output[4:])) for output in others]
-    return new_step((keys, ids, logprobs, outputs))
+    if not packed[3]:
+        return new_step(packed)
+    others = [Output._make((*output[:3], _FINISHES[output[3]], *output[4:])) for output in packed[3]]
+    return new_step((*packed[:3], others))
 
 
 _FINISHES: Mapping[str | None, Finish | None] = {None: None, **{finish.value: finish for finish in Finish}}

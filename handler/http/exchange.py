@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import operator
 import re
 import socket
 import struct
@@ -27,6 +28,7 @@ EXCHANGE = "lmi.http.exchange"
 _IN_NAMES = re.sub(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]", b"", bytes(range(256)))
 _IN_VALUES = re.sub(rb"[\x00-\x08\x0a-\x1f\x7f]", b"", bytes(range(256)))
 _DROPPED = (b"transfer-encoding", b"connection")  # headers that a client of HTTP/1.0 does not get
+_FRAMED_BY = (b"content-length", *_DROPPED)  # headers that tell how the body is sent
 _LARGE_BODY = 1 << 16  # bytes of a body that wait for the application; beyond it, no more is read
 FAILURE: list[tuple[bytes, bytes]] = [
     (b"content-type", b"text/plain; charset=utf-8"),
@@ -333,6 +335,9 @@ class Exchange(AnyExchange):
         _check(headers)
         for name, value in headers:
             name = name.lower()
+            if name not in _FRAMED_BY:
+                lines.append(b"%b: %b\r\n" % (name, value))
+                continue
             if is_old and name in _DROPPED:
                 continue
             if name == b"content-length" and self._framing == _BY_LENGTH:
@@ -457,8 +462,8 @@ def _check(headers: list[tuple[bytes, bytes]]) -> None:
 
     Names and values are checked apart, because a value with a line end would look like two headers.
     """
-    names = b"".join([name for name, _ in headers])
-    values = b"".join([value for _, value in headers])
+    names = b"".join(map(operator.itemgetter(0), headers))
+    values = b"".join(map(operator.itemgetter(1), headers))
     if names.translate(None, _IN_NAMES) or values.translate(None, _IN_VALUES):
         raise RuntimeError("the application sent a header with characters that are not allowed")
 

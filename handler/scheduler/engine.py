@@ -70,18 +70,20 @@ def join(steps: Sequence[Step]) -> Step:
     if len(steps) == 1:
         (step,) = steps
         if not len(step.keys) == len(step.ids) == len(step.logprobs):
-            raise ValueError("a step's columns differ in length")
+            raise ValueError(_UNEVEN)
         return step
     columns: dict[int, tuple[list[int], list[float | None]]] = {}  # ids and log-probabilities by key
     others: list[Output] = []
     for keys, step_ids, step_logprobs, outputs in steps:
-        for key, id, logprob in zip(keys, step_ids, step_logprobs, strict=True):
-            column = columns.get(key)
-            if column is None:
-                columns[key] = [id], [logprob]
+        if not len(keys) == len(step_ids) == len(step_logprobs):
+            raise ValueError(_UNEVEN)
+        for key, id, logprob in zip(keys, step_ids, step_logprobs):  # noqa: B905  # `strict` would take long
+            if key in columns:
+                ids, logprobs = columns[key]
+                ids.append(id)
+                logprobs.append(logprob)
             else:
-                column[0].append(id)
-                column[1].append(logprob)
+                columns[key] = [id], [logprob]
         for output in outputs:
             if output.key in columns:  # earlier tokens of the sequence come first
                 ids, logprobs = columns.pop(output.key)
@@ -101,6 +103,8 @@ def join(steps: Sequence[Step]) -> Step:
             joined.logprobs.append(logprobs[0])
     return joined
 
+
+_UNEVEN = "a step's columns differ in length"
 
 # -- requests that run in two parts: the reasoning, then the response -------------------------------------------------
 

@@ -156,6 +156,8 @@ class Share:
 
     def close(self) -> None:
         """Release the entire share. Later changes have no effect."""
+        if self._is_closed:  # as when a closed object is deleted
+            return
         with self._quota.lock:
             self._set(0)
             self._is_closed = True

@@ -118,7 +118,7 @@ class EchoTokenizer:
             if len(indices) > self._most:
                 raise PromptTooLong("inputs", self._most + 1, self._context - 1, exact=False)
         words = [f" {word}" for word in ids]
-        return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
+        return Prompt(text, indices, Vocabulary([*map(str.encode, words)], texts=[*words]))
 
     def encode_pooled(
         self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
@@ -283,11 +283,14 @@ class Echo:
         if self._pause:
             self._wait()
         self._num_steps += 1
-        outputs = [Output(key, extras=Extras(heard=heard)) for key, heard in self._heard.items()]
-        self._heard.clear()
-        for key, finish in self._ends.pop(self._num_steps, {}).items():
-            del self._last_steps[key]
-            outputs.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
+        outputs: list[Output] = []
+        if self._heard:
+            outputs += [Output(key, extras=Extras(heard=heard)) for key, heard in self._heard.items()]
+            self._heard.clear()
+        if self._num_steps in self._ends:
+            for key, finish in self._ends.pop(self._num_steps).items():
+                del self._last_steps[key]
+                outputs.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
         ids = list(map(next, self._active.values()))
         if self._cues:
             for id in (*ids, *(output.ids[0] for output in outputs if output.ids)):

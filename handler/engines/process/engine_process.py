@@ -113,12 +113,16 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     looping = engine if isinstance(engine, RunsLoop) else None  # the check is slow, and steps are many
     receive = True
 
-    def deliver(step: Step) -> bool:
-        """Send a step to the host. Return whether the engine should go on without a report or a command."""
+    def deliver(step: Step) -> None:
+        """Send a step to the host."""
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
         send(channel, pack_step(step))
+
+    def deliver_in_loop(step: Step) -> bool:
+        """Send a step to the host. Return whether the engine should go on without a report or a command."""
+        deliver(step)
         return bool(active) and not reporter.is_due
 
     while True:
@@ -149,7 +153,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                 deliver(Step.of(answers))
             with contextlib.suppress(Interrupted):
                 if active:
-                    looping.run_steps(deliver)
+                    looping.run_steps(deliver_in_loop)
             reporter.report(idle=not active)
             continue
         receive = not interruptible  # an interruptible engine raises Interrupted instead

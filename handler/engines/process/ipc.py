@@ -42,7 +42,10 @@ def send(channel: socket.socket, message: Any) -> None:
     Raises:
         ChannelClosed: the other end is closed.
     """
-    send_all(channel, encode(message))
+    data = encode(message)
+    if (size := send_some(channel, data)) < len(data):
+        wait(channel, writable=True)
+        send_all(channel, memoryview(data)[size:])
 
 
 def send_all(channel: socket.socket, data: bytes | memoryview) -> None:
@@ -71,7 +74,7 @@ def send_some(channel: socket.socket, data: bytes | memoryview) -> int:
 
 
 def encode(message: Any) -> bytes:
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
@@ -116,16 +119,17 @@ class ChannelReader:
                 return []
             data = self._rest
         messages = []
-        start, size = 0, len(data)
-        self._needed = _LENGTH.size
+        start, size, head = 0, len(data), _LENGTH.size
+        self._needed = head
         view = memoryview(data)  # slicing it copies nothing
-        while size - start >= _LENGTH.size:
-            end = start + _LENGTH.size + _LENGTH.unpack_from(view, start)[0]
-            if size < end:
-                self._needed = end - start
+        while size - start >= head:
+            (length,) = _LENGTH.unpack_from(view, start)
+            begin = start + head
+            if size - begin < length:
+                self._needed = head + length
                 break
-            messages.append(pickle.loads(view[start + _LENGTH.size : end]))
-            start = end
+            start = begin + length
+            messages.append(pickle.loads(view[begin:start]))
         self._rest = bytearray(view[start:])
         return messages
 
