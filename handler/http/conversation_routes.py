@@ -75,8 +75,7 @@ class ConversationRoutes:
         if "metadata" not in body:
             raise InvalidPayload("'metadata' is missing")
         pairs = read_metadata(body)
-        names = [name for name in body if name != "metadata"]
-        report = functools.partial(bodies.report_unknown, names, body, self._model.preprocessor.context)
+        report = functools.partial(bodies.report_unknown, body, ("metadata",), self._model.preprocessor.context)
         ignored = await self._run(call, report)
         return await _change(call, lambda stored: stored.update(call.owner, call.id, pairs)), ignored
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -135,9 +134,10 @@ class VllmRoutes:
         try:
             await change(name, src)
         except BadRequest as error:
-            if not error.message.startswith(("src=", "name=")):
+            field, _, rest = error.message.partition("=")
+            if field not in _NAMES:
                 raise
-            raise type(error)(re.sub("^(src|name)=", lambda found: _NAMES[found[1]], error.message)) from None
+            raise type(error)(f"{_NAMES[field]}={rest}") from None
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _unregister(self, name: str, body: Mapping[str, Any]) -> str:
@@ -145,7 +145,9 @@ class VllmRoutes:
         return f"Success: LoRA adapter '{name}' removed successfully."
 
 
-_NAMES = {"src": "lora_path=", "name": "lora_name="}
+_NAMES = {"src": "lora_path", "name": "lora_name"}
+"""Maps the fields in errors about adapters to vLLM's names for them."""
+
 _KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
 
 

@@ -258,7 +258,7 @@ def new_message_batch(input: str, rest: Mapping[str, Any], context: ServerContex
         input: id of the file with the lines.
         rest: members of the body besides its requests.
     """
-    ignored = report_unknown([*rest], rest, context)
+    ignored = report_unknown(rest, (), context)
     return NewBatch(input, ENDPOINT, "24h", DAY, LIFETIME, None, ignored)
 
 

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -225,15 +225,26 @@ _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
 """Names of objects whose keys are parameters. The user chooses the keys of other objects, such as `metadata`."""
 
 
+def unknown_parameters(parameters: Iterable[str], known: Container[str]) -> list[str]:
+    """List the paths of the names under `parameters` that a dialect does not know."""
+    return [f"parameters.{name}" for name in parameters if name not in known]
+
+
 def report_unknown(
-    names: list[str], body: Mapping[str, Any], context: ServerContext, *, generates: bool = True
+    body: Mapping[str, Any],
+    known: Container[str],
+    context: ServerContext,
+    paths: Iterable[str] = (),
+    *,
+    generates: bool = True,
 ) -> list[str]:
     """Return the unknown names in a body that are reported in a response header.
 
     A parameter of another dialect is not reported if its value is neutral, and no name is if its value is null.
 
     Args:
-        names: the paths of the names that the dialect does not know.
+        known: the names at the top level that the dialect knows.
+        paths: the paths of further names that it does not know.
         generates: whether the request reaches the engine, so that isolation and constraints matter.
 
     Raises:
@@ -241,7 +252,7 @@ def report_unknown(
         InvalidPayload: unknown names are refused (option.unknown_parameters=refuse).
     """
     reported = []
-    for name in names:
+    for name in (*(name for name in body if name not in known), *paths):
         path, _, key = name.rpartition(".")
         values = body if not path else body.get(path)
         value = values.get(key, True) if isinstance(values, Mapping) else True

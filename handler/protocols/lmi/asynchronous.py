@@ -13,7 +13,7 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, Request, Token, keep_last
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown, unknown_parameters
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect, Formats, ParsedRequest
 from handler.protocols.kernel.parameters import (
@@ -280,9 +280,8 @@ def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: Server
         unshown.append("decoder_input_details")
     if params.get("return_token_ids"):
         unshown.append("return_token_ids")
-    names = [name for name in body if name not in FIELDS]
-    names += [f"parameters.{name}" for name in params if name not in _PARAMETER_NAMES]
-    return [*report_unknown(names, body, context), *(f"parameters.{name}" for name in unshown)]
+    unknown = report_unknown(body, FIELDS, context, unknown_parameters(params, _PARAMETER_NAMES))
+    return [*unknown, *(f"parameters.{name}" for name in unshown)]
 
 
 class _AsyncOpenAi(OpenAiDialect):

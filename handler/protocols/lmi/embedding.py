@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.protocols.kernel.body import report_unknown
+from handler.protocols.kernel.body import report_unknown, unknown_parameters
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
@@ -21,7 +21,7 @@ from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors, LmiPayloadError
 from handler.protocols.lmi.request import read_parameters_field
-from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request, unknown_parameters
+from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request
 
 _TEI = TeiEmbed()
 _ASYNC_ERRORS = AsyncErrors()
@@ -52,7 +52,7 @@ class LmiEmbedding(TeiEmbed):
             raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
         params = read_parameters_field(body)
         parsed = super().parse({**body, "parameters": params}, context, request_context)
-        unknown = report_unknown(unknown_parameters(params, self.table), body, context)
+        unknown = report_unknown(body, body, context, unknown_parameters(params, self.table.parameters))
         return parsed._replace(ignored=[*parsed.ignored, *unknown])
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:

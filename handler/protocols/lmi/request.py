@@ -21,7 +21,7 @@ from handler.core.values import (
     Sampling,
     keep_last,
 )
-from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
+from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown, unknown_parameters
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect, Formats, ParsedRequest
 from handler.protocols.kernel.parameters import (
@@ -147,13 +147,12 @@ def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
     """List the unknown fields of the body, and the fields that have no effect."""
-    names = [name for name in body if name not in FIELDS]
-    names += [f"parameters.{name}" for name in parameters if name not in _PARAMETER_NAMES]
+    names = unknown_parameters(parameters, _PARAMETER_NAMES)
     if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
         names.append(f"parameters.{_FORMATTER}")
     if read_field(parameters, "stream") and not body.get("stream"):  # only the top-level `stream` is read
         names.append("parameters.stream")
-    return report_unknown(names, body, context)
+    return report_unknown(body, FIELDS, context, names)
 
 
 # -- when LMI samples, and which parameters greedy decoding ignores ----------------------------------------------------

@@ -64,7 +64,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
         seconds = int(seconds)
     expires = None if anchor is None and seconds is None else {"anchor": anchor, "seconds": seconds}
     lifetime = _read_lifetime("expires_after", expires)
-    ignored = report_unknown([name for name in form if name not in _FILE_FIELDS], form, context)
+    ignored = report_unknown(form, _FILE_FIELDS, context)
     return NewFile(file.name[-_MOST_NAME:], lifetime, ignored)
 
 
@@ -112,7 +112,7 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
     if (pairs := body.get("metadata")) is not None:
         NamedValue("metadata", pairs).read(metadata)
     lifetime = _read_lifetime("output_expires_after", body.get("output_expires_after"))
-    ignored = report_unknown([name for name in body if name not in _FIELDS], body, context)
+    ignored = report_unknown(body, _FIELDS, context)
     return NewBatch(input, endpoint, window, seconds, lifetime, pairs, ignored)
 
 

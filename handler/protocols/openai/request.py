@@ -562,9 +562,7 @@ class OpenAiDialect(Dialect):
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *paths: str) -> list[str]:
         """List the unknown fields of the body, followed by `paths`. Null fields count as absent."""
-        known_names, harmless = self._known(), self._harmless()
-        names = [key for key in body if key not in known_names and key not in harmless]
-        return report_unknown([*names, *paths], body, context, generates=self.generates)
+        return report_unknown(body, self._not_reported(), context, paths, generates=self.generates)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
         """List the harmless fields of the body. Null fields count as absent."""
@@ -580,6 +578,11 @@ class OpenAiDialect(Dialect):
     @functools.cache
     def _harmless(cls) -> frozenset[str]:
         return cls.harmless or HARMLESS - cls._known()
+
+    @classmethod
+    @functools.cache
+    def _not_reported(cls) -> frozenset[str]:
+        return cls._known() | cls._harmless()
 
     @classmethod
     @functools.cache

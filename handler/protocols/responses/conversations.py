@@ -123,8 +123,7 @@ def read_items(
     at = item_path("items")
     media = reader.check((at.at(index), item) for index, item in enumerate(items))
     check_ids(items, "items")
-    names = [name for name in body if name not in ("items", "metadata")]
-    ignored = report_unknown([*names, *reader.unknown], body, context)
+    ignored = report_unknown(body, ("items", "metadata"), context, reader.unknown)
     kept = with_ids(items)
     return NewItems(kept, kept_items(kept), ignored, media)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.body import report_unknown
+from handler.protocols.kernel.body import report_unknown, unknown_parameters
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.errors import ErrorFormat, Headers
@@ -160,7 +160,7 @@ class Tei(Dialect):
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
         names = self.fields.keys() | self.table.parameters.keys()
-        ignored = report_unknown([name for name in body if name not in names], body, context)
+        ignored = report_unknown(body, names, context)
         parsed = self.read(body, context)
         return parsed._replace(ignored=[*ignored, *parsed.ignored])
 
@@ -206,7 +206,7 @@ class TeiSimilarity(Tei):
                 "'inputs' must be an object with 'source_sentence' and 'sentences', and 'parameters' must be an object"
             )
         params = parameters or {}
-        ignored = report_unknown(unknown_parameters(params, self.table), body, context)
+        ignored = report_unknown(body, body, context, unknown_parameters(params, self.table.parameters))
         others, truncation = self.parameters(params, context)
         texts: Sequence[Text] = [
             read_string(inputs.get("source_sentence"), "inputs.source_sentence"),
@@ -216,11 +216,6 @@ class TeiSimilarity(Tei):
         requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
         parsed = self.parsed(requests, lambda vectors, _: [cosine(vectors[0], other) for other in vectors[1:]])
         return parsed._replace(ignored=ignored)
-
-
-def unknown_parameters(params: Mapping[str, Any], table: Table) -> list[str]:
-    """List the paths of the names under `parameters` that are not in the table."""
-    return [f"parameters.{name}" for name in params if name not in table.parameters]
 
 
 def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:

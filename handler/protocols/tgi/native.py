@@ -14,7 +14,7 @@ from handler.core.tgi_version import NEWEST, TgiVersion
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
-from handler.protocols.kernel.body import report_unknown
+from handler.protocols.kernel.body import report_unknown, unknown_parameters
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing, prompt_request
 from handler.protocols.kernel.errors import Headers
@@ -201,9 +201,7 @@ def _describe(value: Any, kind: SerdeType) -> str:
 
 def unknown(body: Mapping[str, Any], context: ServerContext, kinds: Mapping[str, SerdeType] = PARAMETERS) -> list[str]:
     """List the unknown fields of the body."""
-    names = [name for name in body if name not in TOP_LEVEL]
-    names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in kinds]
-    return report_unknown(names, body, context)
+    return report_unknown(body, TOP_LEVEL, context, unknown_parameters(body.get("parameters") or {}, kinds))
 
 
 # -- limits ------------------------------------------------------------------------------------------------------
@@ -543,7 +541,7 @@ class _TgiChatTokenize(_TgiTokenize):
         options = {option.name: option.read(CHAT.parameters[option.name].read) for option in shaping}
         template, unread = read_template(options, messages, context)
         names = [*names, *tools.unknown, *unread, *(name for name in params if name not in _NO_EFFECT)]
-        ignored = report_unknown(names, body, context, generates=False)
+        ignored = report_unknown(body, body, context, names, generates=False)
         messages, prompt_tools = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
         request = Request("", messages=messages, tools=prompt_tools, template=template)
         return prompt_request(request, _chat_tokens, self.errors, ignored)

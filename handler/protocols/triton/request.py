@@ -490,7 +490,7 @@ def read_inputs(
     inputs, replaced = join_sampling(inputs)
     inputs = join_guide(inputs)
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
-    ignored = report_unknown([*unknown, *replaced], body, context)
+    ignored = report_unknown(body, body, context, [*unknown, *replaced])
     request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
     request = request._replace(id=head.get("id", ""))
     is_excluded = _without_prompt(inputs, parameters, streams(parameters))

@@ -233,11 +233,11 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
 def test_a_name_without_effect_is_reported_unless_its_value_has_none(name: str) -> None:
     neutral, others = NEUTRAL[name]
     for value in (None, *neutral):
-        assert report_unknown([name], {name: value}, CAPABLE) == []
-        assert report_unknown([f"a.{name}"], {"a": {name: value}}, CAPABLE) == []
+        assert report_unknown({name: value}, (), CAPABLE) == []
+        assert report_unknown({"a": {name: value}}, ("a",), CAPABLE, [f"a.{name}"]) == []
     for value in others:
-        assert report_unknown([name], {name: value}, CAPABLE) == [name]
-        assert report_unknown([f"a.{name}"], {"a": {name: value}}, CAPABLE) == [f"a.{name}"]
+        assert report_unknown({name: value}, (), CAPABLE) == [name]
+        assert report_unknown({"a": {name: value}}, ("a",), CAPABLE, [f"a.{name}"]) == [f"a.{name}"]
 
 
 @pytest.mark.parametrize("where", ["{}", "extra_body.{}", "messages[].{}"])
@@ -246,10 +246,10 @@ def test_what_is_stored_elsewhere_is_refused_if_it_names_something(where: str) -
     body = {"thread_id": "a", "extra_body": {"thread_id": "a"}}
     why = "is not supported: this route does not read what the field refers to; send the whole request"
     with pytest.raises(InvalidParameter, match=rf"^{re.escape(path)}: {why}$"):
-        report_unknown([path], body, CAPABLE, generates=False)
+        report_unknown(body, body, CAPABLE, [path], generates=False)
     falsy: tuple[Any, ...] = ("", 0, [])
     for nothing in falsy:
-        assert report_unknown(["thread_id"], {"thread_id": nothing}, CAPABLE) == ["thread_id"]
+        assert report_unknown({"thread_id": nothing}, (), CAPABLE) == ["thread_id"]
 
 
 def test_isolation_and_safety_are_never_ignored_where_text_is_generated() -> None:
@@ -260,8 +260,8 @@ def test_isolation_and_safety_are_never_ignored_where_text_is_generated() -> Non
     ):
         name = next(iter(body))
         with pytest.raises(InvalidParameter, match=rf"^{re.escape(path)}: is not supported: "):
-            report_unknown([name], body, CAPABLE)
-        assert report_unknown([name], body, CAPABLE, generates=False) == [name]
+            report_unknown(body, (), CAPABLE)
+        assert report_unknown(body, (), CAPABLE, generates=False) == [name]
     for allowed in (
         {"guided_json": ""},
         {"metadata": {"regex": "a"}},
@@ -269,22 +269,21 @@ def test_isolation_and_safety_are_never_ignored_where_text_is_generated() -> Non
         {"extra_body": "regex"},
     ):
         (name,) = allowed
-        assert report_unknown([name], allowed, CAPABLE) == [name]
-    assert report_unknown(["chat_template_kwargs.regex"], {"chat_template_kwargs": {"regex": "a"}}, CAPABLE) == [
-        "chat_template_kwargs.regex"
-    ]
-    assert report_unknown(["messages[].regex"], {"messages": [{"regex": "a"}]}, CAPABLE) == ["messages[].regex"]
+        assert report_unknown(allowed, (), CAPABLE) == [name]
+    for path in ("chat_template_kwargs.regex", "messages[].regex"):
+        within = {"chat_template_kwargs": {"regex": "a"}, "messages": [{"regex": "a"}]}
+        assert report_unknown(within, within, CAPABLE, [path]) == [path]
 
 
 def test_unknown_names_are_refused_where_the_option_says_so() -> None:
     strict = replace(CAPABLE, config=Config(unknown_parameters="refuse"))
     names = ["n" * 70, *map(str, range(10))]
     with pytest.raises(InvalidPayload) as raised:
-        report_unknown(names, {}, strict)
+        report_unknown({}, (), strict, names)
     listed = ", ".join(["n" * 64, *map(str, range(7))])
     assert raised.value.message == f"unknown names: {listed} (option.unknown_parameters=refuse)"
-    assert report_unknown(["n"], {"n": 1}, strict) == []
-    assert report_unknown(names, {}, CAPABLE) == names
+    assert report_unknown({"n": 1}, (), strict) == []
+    assert report_unknown({}, (), CAPABLE, names) == names
 
 
 @pytest.mark.parametrize("value", [[0] * 30_000, [[0.5] * 100] * 300, {"a": [True] * 30_000}])

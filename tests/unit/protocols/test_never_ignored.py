@@ -11,9 +11,12 @@ import pytest
 from handler.core.errors import ServingError
 from handler.core.values import Request
 from handler.protocols.kernel.body import _NEVER_IGNORED
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.llamacpp.tokenize import APPLY_TEMPLATE
+from handler.protocols.llamacpp.tokenize import TOKENIZE as LLAMA_TOKENIZE
 from handler.protocols.openapi import DESCRIPTIONS
 from handler.protocols.tgi.native import CHAT_TOKENIZE
-from handler.protocols.vllm.tokenize import TOKENIZE
+from handler.protocols.vllm.tokenize import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES
 from tests.unit.protocols.test_parameters import context
@@ -72,10 +75,18 @@ def test_it_is_obeyed_or_refused_by_name(route: str, dialect: str) -> None:
         assert wanted in str(deep), (name, deep)
 
 
-@in_one_test("dialect", ["lmi", "tgi_compat", "lmi_async", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
-def test_under_parameters_too_in_never_ignored(dialect: str) -> None:
+def has_parameters(dialect: str) -> bool:
+    return "parameters" in DESCRIPTIONS[dialect].request_shape(SEEING)["properties"]
+
+
+NESTED = [(route, dialect) for route, dialect in EXAMPLES if has_parameters(dialect)]
+
+
+@in_one_test(("route", "dialect"), NESTED)
+def test_under_parameters_too_in_never_ignored(route: str, dialect: str) -> None:
+    example = DESCRIPTIONS[dialect].example
     for name, value in ASKED.items():
-        found = parse(dialect, {"inputs": "a", "parameters": {name: value}})
+        found = parse(route, {**example, "parameters": {**example.get("parameters", {}), name: value}})
         assert name in found if isinstance(found, str) else obeys(found, name), (name, found)
 
 
@@ -113,12 +124,21 @@ def test_no_allowed_token_is_refused() -> None:
     assert "allowed_token_ids=[]: must be" in str(found)
 
 
-def test_counts_of_tokens_ignore_them() -> None:
+MESSAGES = [{"role": "user", "content": "a"}]
+COUNTED = [
+    (TOKENIZE, {"prompt": "a"}),
+    (LLAMA_TOKENIZE, {"content": "a"}),
+    (DETOKENIZE, {"tokens": [0]}),
+    *((schema, {"messages": MESSAGES}) for schema in (TOKENIZE_CHAT, APPLY_TEMPLATE, CHAT_TOKENIZE)),
+]
+
+
+@in_one_test(("schema", "body"), COUNTED)
+def test_counts_of_tokens_ignore_them(schema: Dialect, body: dict[str, Any]) -> None:
     """Nothing is computed, so nothing needs isolation. Clients send a chat's own body to /tokenize."""
-    parsed = TOKENIZE.parse({"prompt": "a", **SALTED, "regex": "a"}, SEEING)
-    assert list(parsed.ignored) == ["cache_salt", "regex"]
-    messages = [{"role": "user", "content": "a"}]
-    assert CHAT_TOKENIZE.parse({"messages": messages, **SALTED}, replace(SEEING, chat_template="a")).requests
+    for name, value in ASKED.items():
+        parsed = schema.parse({**body, name: value}, SEEING)
+        assert name in parsed.ignored or schema is CHAT_TOKENIZE, "it takes the body of a chat, whose names it knows"
 
 
 @in_one_test("salt", ["", 7, ["a"], "a" * 129, "a@b", "a/b", "a\\b", "a\0b"])
