@@ -21,6 +21,7 @@ _EVENT = b"data:"  # the bytes before the JSON of a server-sent event
 _PLAIN_EVENT = b"data: "  # the same bytes, as this server writes them
 _EVENT_END, _LINE_END = b"\n\n", b"\n"
 _OBJECT = _PLAIN_EVENT + b"{"
+_NAME = b"event: "
 _NEWLINE = _LINE_END[0]
 _DONE = b"[DONE]"
 _RETRY_HEADERS = ("retry-after", "retry-after-ms")
@@ -29,10 +30,12 @@ log = logging.getLogger("handler.websocket")
 
 
 def event_in(data: bytes) -> bytes:
-    """Return the JSON object of a server-sent event of one line, or b"" for other data."""
-    end = len(data) - 2
-    if data.find(_NEWLINE) == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
+    """Return the JSON object of a server-sent event with one line of data, or b"" for other data."""
+    end, newline = len(data) - 2, data.find(_NEWLINE)
+    if newline == end and data[-1] == _NEWLINE and data[:7] == _OBJECT:
         return data[6:end]
+    if data[:7] == _NAME and data.find(_OBJECT) == newline + 1:  # as in Responses
+        return event_in(data[newline + 1 :])
     return b""
 
 

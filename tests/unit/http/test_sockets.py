@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import pytest
 
+from handler.core.event_stream import EventReader
+from handler.core.framing import KEEP_ALIVE, SSE, dumps, typed_event
 from handler.http.sockets.asgi import AsgiHandshake
 from handler.http.sockets.base import SocketLimits
-from handler.http.sockets.exchange import EventSender
+from handler.http.sockets.exchange import EventSender, event_in, events_in
 from handler.http.sockets.lanes import Lanes, LaneWork
 from handler.http.sockets.requests import SocketRequests
 from handler.serving.quota import Quota, Share
 
 QUOTA = Quota(1 << 20, 0, 1 << 20, "too much")
+
+
+PIECES = (
+    b"data: {}",
+    b"data: {x",
+    b"data: [1]",
+    b"event: a",
+    b"event: data: {",
+    b":",
+    b"data:{}",
+    b"\n",
+    b"\n\n",
+    b"x",
+)
+
+
+@pytest.mark.parametrize("length", range(6))
+def test_one_event_is_read_as_the_standard_says(length: int) -> None:
+    for pieces in itertools.product(PIECES, repeat=length):
+        data = b"".join(pieces)
+        if event := event_in(data):
+            assert EventReader(1 << 10).feed(data)[0].data == event
+            assert len(events_in(data)) == 1
+
+
+@pytest.mark.parametrize("value", [{"type": "a"}, {"type": "a", "text": "data: {\n\ndata: {"}])
+def test_each_event_of_this_server_is_read_at_once(value: dict[str, Any]) -> None:
+    for data in (SSE.encode(value), typed_event(value)):
+        assert event_in(data) == dumps(value)
+        assert not event_in(data + data)
+        assert not event_in(KEEP_ALIVE + data)
 
 
 def work(do: Callable[[], Awaitable[None]]) -> LaneWork:
