@@ -34,7 +34,7 @@ from handler.engines.grpc.engine import GrpcEngine
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
-from handler.engines.remote.servers import Failed, Refused
+from handler.engines.remote.servers import Failed, Lost, Refused
 from tests.doubles import tiny
 from tests.doubles.grpc_servers import (
     HANG,
@@ -649,7 +649,7 @@ def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> 
     with listening() as server, engine(model, server) as found:
         own = found._own = Stays("grpc", "x", [], {})
         assert ask(found) == ANSWER
-        own.stranger = Failed("shares its port", lasts=True, ill=True)
+        own.stranger = Lost("shares its port")
         server.stop()
         server.start()
         wait_for(lambda: not connected(found), PATIENCE, "it stays connected")
