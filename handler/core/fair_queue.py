@@ -34,6 +34,19 @@ class OwnerTurns(defaultdict[Owner, Queue]):
             del self[owner]
 
 
+class Shares(Counter[Owner]):
+    """How much each owner has. Owners that have nothing are left out, because they take no share from the others."""
+
+    def add(self, owner: Owner, change: int) -> None:
+        self[owner] += change
+        if not self[owner]:
+            del self[owner]
+
+    def has_room(self, limit: int, owner: Owner) -> bool:
+        """Return whether all owners have less than `limit`, or the owner has less than its equal share of it."""
+        return self.total() < limit or self[owner] < limit // len({*self, owner})
+
+
 class FairQueue(Generic[T]):
     """A queue whose owners take turns, and with them the flows of each owner. Each flow is first in, first out.
     Thread-safe.
@@ -46,7 +59,7 @@ class FairQueue(Generic[T]):
     def __init__(self, capacity: int | None = None) -> None:
         self._capacity = capacity
         self._owners = OwnerTurns[Hashable, OwnerTurns[Hashable, deque[T]]](functools.partial(OwnerTurns, deque))
-        self._sizes = Counter[Hashable]()  # number of entries by owner
+        self._sizes = Shares[Hashable]()  # number of entries by owner
         self._changed = threading.Condition()
         self._closed = False
 
@@ -58,7 +71,7 @@ class FairQueue(Generic[T]):
         full, an owner still has its equal share.
         """
         with self._changed:
-            return _has_share(self._sizes, limit, owner)
+            return self._sizes.has_room(limit, owner)
 
     def put(self, flow: Hashable, item: T, owner: Hashable = "") -> T | None:
         """Add an entry.
@@ -68,7 +81,7 @@ class FairQueue(Generic[T]):
         """
         with self._changed:
             self._owners[owner][flow].append(item)
-            self._count(owner, 1)
+            self._sizes.add(owner, 1)
             if self._capacity is None or len(self) <= self._capacity:
                 self._changed.notify()
                 return None
@@ -78,7 +91,7 @@ class FairQueue(Generic[T]):
             removed = flows[longest].pop()
             flows.drop_empty(longest)
             self._owners.drop_empty(largest)
-            self._count(largest, -1)
+            self._sizes.add(largest, -1)
             return removed
 
     def get(self, timeout: float | None = None, *, flow: Hashable = None) -> T | None:
@@ -99,14 +112,14 @@ class FairQueue(Generic[T]):
             item = flows[flow].popleft()
             flows.end_turn(flow)
             self._owners.end_turn(owner)
-            self._count(owner, -1)
+            self._sizes.add(owner, -1)
             return item
 
     def discard(self, flow: Hashable, owner: Hashable) -> None:
         """Remove the entries of an owner's flow, if there are any."""
         with self._changed:
             flows = self._owners[owner]
-            self._count(owner, -len(flows.pop(flow, ())))
+            self._sizes.add(owner, -len(flows.pop(flow, ())))
             self._owners.drop_empty(owner)
 
     def drop(self, unwanted: Callable[[T], bool]) -> None:
@@ -115,7 +128,7 @@ class FairQueue(Generic[T]):
             for owner, flows in list(self._owners.items()):
                 for flow, items in list(flows.items()):
                     flows[flow] = deque(item for item in items if not unwanted(item))
-                    self._count(owner, len(flows[flow]) - len(items))
+                    self._sizes.add(owner, len(flows[flow]) - len(items))
                     flows.drop_empty(flow)
                 self._owners.drop_empty(owner)
 
@@ -124,11 +137,6 @@ class FairQueue(Generic[T]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def _count(self, owner: Hashable, change: int) -> None:
-        self._sizes[owner] += change
-        if not self._sizes[owner]:
-            del self._sizes[owner]
 
 
 class OwnerCounts:
@@ -140,7 +148,7 @@ class OwnerCounts:
 
     def __init__(self, limit: int, words: str) -> None:
         self._limit, self._words = limit, words
-        self._numbers = Counter[Hashable]()
+        self._numbers = Shares[Hashable]()
 
     def hold(self, owner: Hashable) -> contextlib.ExitStack:
         """Count an operation of an owner until the returned context ends.
@@ -148,19 +156,9 @@ class OwnerCounts:
         Raises:
             Overloaded: the limit is reached, and the owner has its share.
         """
-        if not _has_share(self._numbers, self._limit, owner):
+        if not self._numbers.has_room(self._limit, owner):
             raise Overloaded(self._words)
-        self._numbers[owner] += 1
+        self._numbers.add(owner, 1)
         running = contextlib.ExitStack()
-        running.callback(self._end, owner)
+        running.callback(self._numbers.add, owner, -1)
         return running
-
-    def _end(self, owner: Hashable) -> None:
-        self._numbers[owner] -= 1
-        if not self._numbers[owner]:
-            del self._numbers[owner]
-
-
-def _has_share(numbers: Counter[Hashable], limit: int, owner: Hashable) -> bool:
-    """Return whether fewer than `limit` are counted, or the owner has less than its equal share of them."""
-    return numbers.total() < limit or numbers[owner] < limit // len({*numbers, owner})

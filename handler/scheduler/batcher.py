@@ -10,13 +10,12 @@ import itertools
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServerLost, ServingError
-from handler.core.fair_queue import OwnerTurns
+from handler.core.fair_queue import OwnerTurns, Shares
 from handler.core.text import Prompt, SequenceState, prompt_tokens
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import EngineRequest, Output, Step, engine_failure
@@ -318,7 +317,7 @@ class Background:
         self._most = most
         self._waiting = OwnerTurns[str, dict[int, ActiveRequest]](dict)
         self._started: dict[int, ActiveRequest] = {}
-        self._sequences = Counter[str]()  # of started requests, by owner
+        self._sequences = Shares[str]()  # of started requests, by owner
         self._overtakes = 0
 
     def __iter__(self) -> Iterator[ActiveRequest]:
@@ -337,7 +336,7 @@ class Background:
                 self._overtakes = self._overtakes + 1 if index else 0
                 self._remove(owner, active.id)
                 self._started[active.id] = active
-                self._sequences[owner] += num_sequences
+                self._sequences.add(owner, num_sequences)
                 return active
         return None
 
@@ -359,10 +358,7 @@ class Background:
             for owner in [owner for owner, waiting in self._waiting.items() if id in waiting]:
                 self._remove(owner, id)
             return False
-        owner = active.request.background or ""
-        self._sequences[owner] -= active.request.sampling.num_sequences
-        if not self._sequences[owner]:
-            del self._sequences[owner]
+        self._sequences.add(active.request.background or "", -active.request.sampling.num_sequences)
         return True
 
     def to_displace(self, now: float) -> ActiveRequest | None:

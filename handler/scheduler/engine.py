@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from handler.core.reasoning import AnswerStart
@@ -104,6 +104,29 @@ def join(steps: Sequence[Step]) -> Step:
     return joined
 
 
+def read_some(step: Step, keys: Mapping[int, object], take: Callable[[Output, list[Output]], None]) -> Step:
+    """Process the outputs of some sequences. Return the step for the batcher, with all other outputs unchanged.
+
+    Args:
+        keys: the keys of these sequences. `take` may remove some.
+        take: processes an output, and appends the outputs that take its place to a list.
+    """
+    if keys.keys().isdisjoint(step.keys) and not any(output.key in keys for output in step.others):
+        return step
+    result = Step.of([])
+    for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
+        if key in keys:
+            take(Output(key, (id,), (logprob,)), result.others)
+        else:
+            result.add(key, id, logprob)
+    for output in step.others:
+        if output.key in keys:
+            take(output, result.others)
+        else:
+            result.others.append(output)
+    return result
+
+
 _UNEVEN = "a step's columns differ in length"
 
 # -- requests that run in two parts: the reasoning, then the response -------------------------------------------------
@@ -161,35 +184,16 @@ class ReasoningEngine(EngineWrapper):
             self._late.clear()
             raise
         if self._first:
-            steps = [self._read(step) for step in steps]
+            steps = [read_some(step, self._first, self._advance) for step in steps]
         if self._late:
             steps.insert(0, Step.of(self._late))
             self._late = []
         return steps
 
-    def _read(self, step: Step) -> Step:
-        """Process the outputs of first parts. Return the step for the batcher, with all other outputs unchanged."""
-        first = self._first
-        if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
-            return step
-        result = Step.of([])
-        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
-            if key in first:
-                self._advance(first[key], Output(key, (id,), (logprob,)), result.others)
-            else:
-                result.keys.append(key)
-                result.ids.append(id)
-                result.logprobs.append(logprob)
-        for output in step.others:
-            if output.key in first:
-                self._advance(first[output.key], output, result.others)
-            else:
-                result.others.append(output)
-        return result
-
-    def _advance(self, part: _FirstPart, output: Output, others: list[Output]) -> None:
+    def _advance(self, output: Output, others: list[Output]) -> None:
         """Process the output of a first part, and start the second part when the reasoning has ended."""
-        key, output = output.key, output._replace(key=part.request.key)
+        key, part = output.key, self._first[output.key]
+        output = output._replace(key=part.request.key)
         try:
             end = None if output.finish is Finish.ERROR else part.feed(output)
         except IndexError:  # an id outside the vocabulary: the batcher ends only this request

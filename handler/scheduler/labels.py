@@ -8,7 +8,7 @@ from collections.abc import Container
 
 from handler.core.values import Extras, Finish, Pooling, Sampling
 from handler.engines.base import EngineRequest, Output, Step
-from handler.scheduler.engine import EngineWrapper, SteppedEngine
+from handler.scheduler.engine import EngineWrapper, SteppedEngine, read_some
 
 MAX_TOPS = 20
 """Maximum number of alternatives that servers such as vLLM allow by default."""
@@ -55,26 +55,13 @@ class LabelEngine(EngineWrapper):
         except Exception:
             self._requests.clear()
             raise
-        return [self._read(step) for step in steps] if self._requests else steps
+        return [read_some(step, self._requests, self._take) for step in steps] if self._requests else steps
 
-    def _read(self, step: Step) -> Step:
-        """Process the outputs of requests for labels. Return the step with all other outputs unchanged."""
-        requests = self._requests
-        if requests.keys().isdisjoint(step.keys) and not any(output.key in requests for output in step.others):
-            return step
-        result = Step.of([])
-        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
-            if key in requests:
-                requests[key].take(Output(key, (id,), (logprob,)))
-            else:
-                result.add(key, id, logprob)
-        for output in step.others:
-            if output.key not in requests:
-                result.others.append(output)
-            elif (ended := self._advance(requests[output.key], output)) is not None:
-                del requests[output.key]
-                result.others.append(ended)
-        return result
+    def _take(self, output: Output, others: list[Output]) -> None:
+        """Process the output of a request for labels."""
+        if (ended := self._advance(self._requests[output.key], output)) is not None:
+            del self._requests[output.key]
+            others.append(ended)
 
     def _advance(self, labels: _LabelRequest, output: Output) -> Output | None:
         """Read an output. Return the output that ends the request for labels, or None if it continues."""

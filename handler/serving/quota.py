@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 
 from handler.core.errors import Overloaded
+from handler.core.fair_queue import Shares
 
 
 class Quota:
@@ -27,7 +27,7 @@ class Quota:
         self.lock = threading.RLock()  # the garbage collector may give back a share while this thread takes one
         self.taken = 0
         self._taken_by_large = 0
-        self._taken_by_owner = Counter[str]()
+        self._taken_by_owner = Shares[str]()
 
     def of(self, owner: str) -> Quota:
         """Return this quota for the requests of an owner. The owner "", which is everyone, may take all of it."""
@@ -36,15 +36,8 @@ class Quota:
     def change_of_owner(self, before: int, after: int, owner: str, *, large: bool | None) -> None:
         """Change the amount that a request of an owner holds. The caller holds the lock."""
         held = self._taken_by_owner[owner] + after - before
-        try:
-            self.change_locked(before, after, large=large, modest=held <= self.most // 2)
-        except Overloaded:
-            held += before - after
-            raise
-        finally:
-            self._taken_by_owner[owner] = held
-            if not held:
-                del self._taken_by_owner[owner]
+        self.change_locked(before, after, large=large, modest=held <= self.most // 2)
+        self._taken_by_owner.add(owner, after - before)
 
     def change(self, before: int, after: int, *, large: bool | None = None) -> None:
         """Change the amount that a request holds.

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import heapq
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from handler.core.fair_queue import Shares
 from handler.core.loop import settle
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Turns:
     def __init__(self, slots: int, most: Callable[[str], int]) -> None:
         self._free, self._most = slots, most
         self._lock = threading.Lock()
-        self._taken = Counter[str]()
+        self._taken = Shares[str]()
         self._accounts: dict[Hashable, _Account] = {}
         self._num_waiting, self._sweep_at = 0, _SWEEP
         self._now, self._number = 0.0, 0
@@ -120,9 +120,7 @@ class Turns:
         """Release the slot of work whose expected cost was `cost`."""
         with self._lock:
             self._free += 1
-            self._taken[kind] -= 1
-            if not self._taken[kind]:
-                del self._taken[kind]
+            self._taken.add(kind, -1)
             account = self._accounts[flow.owner]
             account.num_begun -= 1
             account.claimed -= cost
@@ -176,7 +174,7 @@ class Turns:
             *_, waiting, account = min(firsts)
             self._pop(account, waiting.kind)
             self._free -= 1
-            self._taken[waiting.kind] += 1
+            self._taken.add(waiting.kind, 1)
             self._now = max(self._now, account.used - account.claimed)  # not with claims, which may be corrected later
             account.now = max(account.now, waiting.start)
             account.used += waiting.cost

@@ -97,6 +97,25 @@ def expect(holds: object, expected: str, response: Response) -> None:
         raise Failed(expected, response)
 
 
+def expect_status(response: Response, status: int) -> None:
+    """Raise `Failed` if the response has another status."""
+    expect(response.status == status, f"status {status}", response)
+
+
+def expect_refused(response: Response, remark: str = "") -> None:
+    """Raise `Failed` if the server has not refused the request.
+
+    Args:
+        remark: the end of the expectation, with a space or comma before it.
+    """
+    expect(response.refused, f"a status of 400 to 499{remark}", response)
+
+
+def expect_type(response: Response, name: str) -> None:
+    """Raise `Failed` if the response has another content type."""
+    expect(response.content_type == name, f"the content type {name}", response)
+
+
 def expect_fields(response: Response, value: Any, *fields: str) -> None:
     """Raise `Failed` if `value`, which is part of the response, is not an object with these fields."""
     expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", response)
@@ -112,6 +131,15 @@ def expect_response(response: Response) -> Response:
     """Return the response, or raise `Failed` if it is not a complete response with status 200."""
     expect(response.ok, "a complete response with status 200", response)
     return response
+
+
+async def answer(server: Server, *options: Any, **more: Any) -> Response:
+    """Return the response to a request as of `Server.generate`, or raise `Failed` if it is not complete.
+
+    Args:
+        options, more: the arguments of `Server.generate`.
+    """
+    return expect_response(await server.generate(*options, **more))
 
 
 async def expect_details(server: Server, **parameters: Any) -> tuple[Response, dict[str, Any]]:

@@ -7,14 +7,25 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, GrpcModel
-from handler.engines.remote.servers import Failed, Refused, common_kind, kinds_of
+from handler.engines.remote.servers import (
+    BrokeOff,
+    Busy,
+    Failed,
+    Ill,
+    Lasting,
+    NoConnection,
+    Refused,
+    Silent,
+    common_kind,
+    kinds_of,
+)
 
 CONTRACTS: dict[str, Contract] = kinds_of("grpc")
 """Maps each value of option.base_url_kind to its contract."""
@@ -28,10 +39,18 @@ _CONSTRAINT_FAILED = "smg-constraint-failed"
 _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
 """Parts of gRPC's error messages if the server uses a different protocol, or if only one side uses TLS."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
-_OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
+_KINDS: Mapping[str, type[Failed]] = {
+    **dict.fromkeys(("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"), Lasting),
+    **dict.fromkeys(("RESOURCE_EXHAUSTED", "UNAVAILABLE"), Busy),
+    "DEADLINE_EXCEEDED": Silent,
+}
 _NEAR = 0.01  # tolerance for the length of a normalized embedding in bf16
 _MOST_WORDS = 4096
 _MOST_RANKS = 1024  # a message has room for millions
+
+
+class _NoAnswer(Silent, NoConnection):
+    """The server did not accept a connection in time."""
 
 
 def status_error(code: str, details: str, *, connected: bool, constraint_failed: bool = False) -> Refused | Failed:
@@ -48,13 +67,11 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
         return Failed("sent a message that is too large", words)
     if code == "UNAVAILABLE" and not connected:
         if any(word in details for word in _FOREIGN):
-            return Failed("uses another protocol", f"{words}; for gRPC over TLS, use grpcs://", lasts=True)
-        unreachable = "failed to connect" in details
-        plain = "cannot be reached" if unreachable else "closed the connection"
-        return Failed(plain, words, broke_off=not unreachable, silent=unreachable, unreachable=unreachable)
-    busy = code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
-    silent = code == "DEADLINE_EXCEEDED"
-    return Failed(f"answered {code}", words, lasts=code in _OF_THE_OPERATOR, busy=busy, silent=silent)
+            return Lasting("uses another protocol", f"{words}; for gRPC over TLS, use grpcs://")
+        if "failed to connect" in details:
+            return _NoAnswer("cannot be reached", words)
+        return BrokeOff("closed the connection", words)
+    return _KINDS.get(code, Failed)(f"answered {code}", words)
 
 
 class GrpcClient:
@@ -93,11 +110,11 @@ class GrpcClient:
         info = await self._ask(self._stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT))
         model = self._contract.model(info)
         if model.generates != generates:
-            raise Failed(f"serves a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
+            raise Lasting(f"serves a model that {'computes embeddings' if generates else 'generates text'}")
         model = self._contract.with_server_info(model, await self._server_info())
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
-            raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
+            raise Ill("is not healthy", reason[:_MOST_WORDS])
         if generates:
             return model
         embedding = _embedding(
@@ -179,7 +196,7 @@ class GrpcClient:
         except self._error as error:
             raise self._translated(error) from None
         if answer is None:  # gRPC could not decode it
-            raise Failed(UNREADABLE, lasts=True)
+            raise Lasting(UNREADABLE)
         return answer
 
     def _translated(self, error: Any) -> Refused | Failed:

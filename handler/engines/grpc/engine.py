@@ -30,6 +30,7 @@ from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import (
     Failed,
+    Lasting,
     Part,
     PooledCall,
     Refused,
@@ -148,12 +149,10 @@ class OwnFiles(NamedTuple):
         """
         for reported, expected in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
             if reported and expected and reported != expected:
-                raise Failed(
-                    "uses another tokenizer", f"it has {reported} ids, option.model_id has {expected}", lasts=True
-                )
+                raise Lasting("uses another tokenizer", f"it has {reported} ids, option.model_id has {expected}")
         if self.eos and not model.eos <= self.eos | self.config_eos:
             detail = f"its responses end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
-            raise Failed("uses another tokenizer", detail, lasts=True)
+            raise Lasting("uses another tokenizer", detail)
 
 
 def _environment() -> dict[str, str]:

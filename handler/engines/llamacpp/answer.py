@@ -16,7 +16,7 @@ from handler.engines.base import Alternatives, EngineRequest, first_stop
 from handler.engines.llamacpp.parameters import GRAMMAR, Leg, Penalties, completion
 from handler.engines.llamacpp.pieces import Pieces
 from handler.engines.openai.answer import event_error, shortened
-from handler.engines.remote.servers import Failed, Part, ResponseCheck, score, with_ends
+from handler.engines.remote.servers import Failed, Lasting, Part, ResponseCheck, score, with_ends
 
 _MAX_ID = 1 << 31
 
@@ -273,7 +273,7 @@ def check_free(data: bytes) -> None:
     with contextlib.suppress(ValueError, AttributeError):
         if orjson.loads(data).get(GRAMMAR):
             flags = "--grammar, --grammar-file, --json-schema or --json-schema-file"
-            raise Failed(f"was started with {flags}, which constrains all responses", "start it without", lasts=True)
+            raise Lasting(f"was started with {flags}, which constrains all responses", "start it without")
 
 
 def is_scored(entry: Mapping[str, Any] | None) -> bool:

@@ -22,7 +22,7 @@ from handler.engines.llamacpp.files import ARCHITECTURE
 from handler.engines.llamacpp.servers import LlamaModel, LlamaServers
 from handler.engines.openai.answer import shortened
 from handler.engines.remote.engine import Running
-from handler.engines.remote.servers import Failed, PooledCall, Refused, RemoteServer, other_size, score
+from handler.engines.remote.servers import Failed, Lasting, PooledCall, Refused, RemoteServer, other_size, score
 
 _TOO_LARGE = "is too large to process"
 """The response of llama-server, with the status 500, to a text that exceeds its `--ubatch-size`."""
@@ -69,10 +69,10 @@ class LlamaPooling(LlamaServers[PooledCall]):
                 return model._replace(max_tokens=model.max_tokens and model.max_tokens - num_more)
             embeddings = _embeddings(await self._post(url, "/embedding", _embedding([_ANY_ID, _ANY_ID])))
         except Refused as error:
-            raise Failed(f"answered {error.status}", error.words, lasts=True) from None
+            raise Lasting(f"answered {error.status}", error.words) from None
         if len(embeddings) != 1:
             remedy = "set option.pooling" if self._child else "start it with --pooling, for example `--pooling mean`"
-            raise Failed("computes an embedding for each token instead of one for the text", remedy, lasts=True)
+            raise Lasting("computes an embedding for each token instead of one for the text", remedy)
         return model._replace(dimensions=len(embeddings[0]))
 
     def fit(self, model: LlamaModel, first: LlamaModel | None) -> LlamaModel:
@@ -90,14 +90,14 @@ class LlamaPooling(LlamaServers[PooledCall]):
         """
         ranks = await self._supports(url, "/rerank")
         if self._ranks and not ranks:
-            raise Failed("computes no rerank scores", "start it with --reranking", lasts=True)
+            raise Lasting("computes no rerank scores", "start it with --reranking")
         if self._ranks:
             return
         if ranks:
             detail = "set option.task=rerank, or start it without --reranking"
-            raise Failed("computes only rerank scores, not embeddings", detail, lasts=True)
+            raise Lasting("computes only rerank scores, not embeddings", detail)
         if not await self._supports(url, "/embedding"):
-            raise Failed("does not compute embeddings", "start it with --embeddings", lasts=True)
+            raise Lasting("does not compute embeddings", "start it with --embeddings")
 
     async def _supports(self, url: str, path: str) -> bool:
         try:

@@ -9,7 +9,7 @@ import orjson
 
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.llamacpp.media import Tokenize, tokenized
-from handler.engines.remote.servers import Failed, Refused
+from handler.engines.remote.servers import Failed, Lasting, Refused
 
 _TEXT = "The quick brown fox isn't 12345 or 6.7e-8:\n\n\tdef f(x):\n        return [x, 'Ça va? 你好,世界 Привет 😀']\n"
 """Words, digits, spaces and characters that tokenizers divide in different ways."""
@@ -58,13 +58,13 @@ class Probe(NamedTuple):
         except Refused as error:
             raise Failed(str(error), error.words) from None
         except Failed as error:
-            if error.lasts:  # a program in front of the server does not pass these requests on
+            if isinstance(error, Lasting):  # a program in front of the server does not pass these requests on
                 return ""
             raise
         if text != self.decoded:
             words = f"it reads the token ids {list(self.ids[:_SHOWN])}, … as {text[:40]!r}, not {self.decoded[:40]!r}"
             detail = f"{words}; set option.model_id to the model that it serves"
-            raise Failed("has another tokenizer than option.model_id", detail, lasts=True)
+            raise Lasting("has another tokenizer than option.model_id", detail)
         at = next((at for at, (id, expected) in enumerate(zip(ids, self.ids, strict=False)) if id != expected), 0)
         return f"it has {ids[at : at + _SHOWN]} instead of {list(self.ids[at : at + _SHOWN])}"
 

@@ -24,7 +24,7 @@ from handler.engines.llamacpp.slots import Slots
 from handler.engines.openai.client import ask_each, suitable
 from handler.engines.openai.url_engine import HttpEngine
 from handler.engines.remote.engine import C
-from handler.engines.remote.servers import Failed, RemoteServer, Software
+from handler.engines.remote.servers import Failed, Lost, RemoteServer, Software
 
 SOFTWARE = Software("llamacpp")
 _WATCH_INTERVAL = 1.0  # maximum seconds between two looks at the slots of a server
@@ -126,7 +126,7 @@ class LlamaServers(HttpEngine[C]):
         if self._child is not None:
             # While it runs, no other process can listen on its port. That it listens there was checked at the start.
             if failure := self.own_failure():
-                raise Failed(failure, lasts=True, ill=True)
+                raise Lost(failure)
             return
         if self._client.num_connections != self._states[server.url].num_connections:
             server.known = False

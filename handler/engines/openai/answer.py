@@ -16,7 +16,7 @@ from handler.core.event_stream import StreamEvent
 from handler.core.numbers import is_digits, whole
 from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, EngineRequest
-from handler.engines.remote.servers import Failed, Part, Refused, ResponseCheck, score
+from handler.engines.remote.servers import Busy, Failed, Lasting, Part, Refused, ResponseCheck, score
 
 MAX_EVENT = 1 << 22
 """Maximum size of an event in bytes."""
@@ -109,7 +109,7 @@ class EventAnswer(ResponseCheck):
 
     def _finish(self, reason: str, stop_reason: Any, ids: Sequence[int]) -> Finish:
         if self._has_text and not self._num_ids:
-            raise Failed("sent text without token ids", "option.base_url_kind is wrong", lasts=True)
+            raise Lasting("sent text without token ids", "option.base_url_kind is wrong")
         return self.finish(reason, ids[-1] if ids else stop_reason)  # the id of the end token may be missing
 
 
@@ -190,7 +190,7 @@ def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingP
     """Return the error that corresponds to a response's status, body and headers."""
     words = message(data) or "no message"
     if status == 503 and words == _LOADING:
-        return Failed("is loading its model", busy=True, retry_after=_retry_after(headers))
+        return Busy("is loading its model", retry_after=_retry_after(headers))
     if status in _OF_THE_REQUEST:
         return Refused(status, words)
     if 300 <= status < 400:
@@ -198,9 +198,12 @@ def status_error(status: int, data: bytes, headers: Mapping[str, str] = MappingP
         words = f"it redirects to {location!r}: redirects are not followed, so set that address"
     elif status in _HINTS:
         words += _HINTS[status]
-    lasts = 300 <= status < 500 and status not in _FOR_NOW
-    busy = status in _BUSY
-    return Failed(f"answered {status}", words, lasts=lasts, busy=busy, retry_after=_retry_after(headers))
+    kind: type[Failed] = Failed
+    if status in _BUSY:
+        kind = Busy
+    elif 300 <= status < 500 and status not in _FOR_NOW:
+        kind = Lasting
+    return kind(f"answered {status}", words, retry_after=_retry_after(headers))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -17,7 +17,7 @@ from handler.config.environment import server_key
 from handler.core.event_stream import EventReader, StreamEvent
 from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
 from handler.engines.openai.kind import ServerKind
-from handler.engines.remote.servers import Failed
+from handler.engines.remote.servers import BrokeOff, Failed, Lasting, NoConnection
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
@@ -199,11 +199,11 @@ class HttpClient:
             yield
         except self._untrusted as error:
             detail = f"its certificate is not signed by a trusted authority: {error}"
-            raise Failed("cannot be trusted", detail, lasts=True) from None
+            raise Lasting("cannot be trusted", detail) from None
         except self._unreachable as error:
-            raise Failed("cannot be reached", str(error.os_error), unreachable=True) from None
+            raise NoConnection("cannot be reached", str(error.os_error)) from None
         except self._errors as error:
-            raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
+            raise BrokeOff("closed the connection", str(error) or type(error).__name__) from None
 
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from handler.engines.process.supervisor import (
     open_process,
     processes_with,
 )
-from handler.engines.remote.servers import Failed
+from handler.engines.remote.servers import Lost, Silent
 
 LOOPBACK = "127.0.0.1"
 _END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
@@ -135,9 +135,9 @@ class OwnServer:
             return
         listeners = _listeners(self._port)
         if not listeners:
-            raise Failed("cannot be reached", "it accepts no connections", silent=True)
+            raise Silent("cannot be reached", "it accepts no connections")
         if listeners - _opened(self._pids()):
-            raise Failed("shares its port", "another process listens on it too", lasts=True, ill=True)
+            raise Lost("shares its port", "another process listens on it too")
 
     def listens(self) -> bool:
         """Return whether the server itself listens on its port, as far as the system tells."""

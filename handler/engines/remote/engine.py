@@ -32,12 +32,18 @@ from handler.engines.base import (
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.servers import (
     A,
+    BrokeOff,
+    Busy,
     Failed,
+    Ill,
+    Lost,
     M,
+    NoConnection,
     NotLoaded,
     Part,
     Refused,
     RemoteServer,
+    Silent,
     Software,
     choose,
     find_model,
@@ -410,10 +416,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 if running.ended or await self._has_lost_own(error):
                     return
                 self.leave_out(server, error)
-                if error.broke_off:
+                if isinstance(error, BrokeOff):
                     broken.add(server)
                 busy.pop(server, None)
-                if error.busy:
+                if isinstance(error, Busy):
                     busy[server] = error
                 ends = running.call.begun or len(broken) >= _MAX_BROKEN
                 if not ends and attempt > 1 and any(_is_available(other, busy) for other in self._servers):
@@ -427,7 +433,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                     self.release(server, running)
                 if not running.silent or running.ended:
                     raise
-                failure = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)", silent=True)
+                failure = Silent(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)")
                 self.leave_out(server, failure)
                 self._fail(running, server, failure)
             except Exception as error:  # a bug here ends this request only
@@ -554,7 +560,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         if self._own is None:
             return
         if failure := self.own_failure():
-            raise Failed(failure, lasts=True, ill=True)
+            raise Lost(failure)
         self._own.check_port()
 
     def _lose_own(self) -> bool:
@@ -564,7 +570,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             return False
         if self._own.end is not None:
             self._loop.remove_reader(self._own.end)
-        self._lost = Failed(failure, lasts=True, ill=True)
+        self._lost = Lost(failure)
         self._steps.stop()
         return True
 
@@ -573,9 +579,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
         A killed process closes its connections shortly before it has ended.
         """
-        if self._own is None or error.busy:
+        if self._own is None or isinstance(error, Busy):
             return False
-        until = self._loop.time() + (_REAP if error.broke_off or error.unreachable else 0.0)
+        until = self._loop.time() + (_REAP if isinstance(error, BrokeOff | NoConnection) else 0.0)
         while not self._lose_own():
             if self._loop.time() >= until:
                 return False
@@ -590,14 +596,15 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """
         if isinstance(error, NotLoaded):  # it serves other requests
             return
-        if not error.busy:  # it may have been restarted
+        if not isinstance(error, Busy):  # it may have been restarted
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
             name = server.url if self._own is None else self.own_name
             ending = f"; other servers are preferred for {pause:g} s" if len(self._servers) > 1 else ""
             print(f"{name} {reason}{ending}", file=sys.stderr, flush=True)
-        if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MAX_SILENT)):
+        ends = isinstance(error, Ill) or (isinstance(error, Silent) and server.num_failures >= _MAX_SILENT)
+        if ends and self._own is not None:
             self._lost = error
             self._steps.stop()
 

@@ -126,28 +126,44 @@ class Failed(Exception):
     Attributes:
         plain: description of the failure for clients, as a verb phrase that follows "the server".
         detail: details for the log: the server's message, or what the operator should change.
-        lasts: whether the failure lasts until the operator changes something.
-        broke_off: whether the connection was closed during the request, perhaps because of the request.
-        busy: whether the server is overloaded and will recover by itself.
-        silent: whether the server did not respond in time.
-        unreachable: whether no connection could be made.
-        ill: whether the server reports that it is unhealthy, or cannot be trusted.
         retry_after: number of seconds to wait before a retry, as requested by the server; 0 if it did not request this.
     """
 
     plain: str
     detail: str = ""
     _: KW_ONLY
-    lasts: bool = False
-    broke_off: bool = False
-    busy: bool = False
-    silent: bool = False
-    unreachable: bool = False
-    ill: bool = False
     retry_after: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.plain}: {self.detail}" if self.detail else self.plain
+
+
+class Lasting(Failed):
+    """A failure that lasts until the operator changes something."""
+
+
+class BrokeOff(Failed):
+    """The server closed the connection during the request, perhaps because of the request."""
+
+
+class Busy(Failed):
+    """The server is overloaded, and will recover by itself."""
+
+
+class Silent(Failed):
+    """The server did not respond in time."""
+
+
+class NoConnection(Failed):
+    """No connection could be made."""
+
+
+class Ill(Failed):
+    """The server reports that it is unhealthy, or cannot be trusted."""
+
+
+class Lost(Lasting, Ill):
+    """The server that the engine started has ended, or is another server."""
 
 
 class NotLoaded(Failed):
@@ -423,7 +439,7 @@ async def find_model(
         if model is not None:
             return model, failed
         reasons = log_words("; ".join(f"{address.format(url)} {error}" for url, error in failed.items()), secrets())
-        if all(error.lasts for error in failed.values()):
+        if all(isinstance(error, Lasting) for error in failed.values()):
             raise ConfigError(reasons)
         if time.monotonic() - logged_at >= _LOG_INTERVAL:
             logged_at = time.monotonic()

@@ -218,14 +218,18 @@ def _unavailable(error: ServingError) -> ServingError:
 class _Pass:
     """The summary before a response.
 
+    Args:
+        pauses: whether the response ends after the summary.
+
     Attributes:
         reader: reads the tokens of the summary while the model writes it, otherwise None.
         iteration: the token counts of the summary, or None if there is none.
     """
 
-    def __init__(self, summarizing: Summarizing, settings: MessageSettings) -> None:
+    def __init__(self, summarizing: Summarizing, settings: MessageSettings, *, pauses: bool) -> None:
         self.summarizing = summarizing
         self._settings = settings
+        self._pauses = pauses
         self._num_prompt_tokens = 0
         self.reader: SummaryReader | None = None
         self.iteration: AnthropicIteration | None = None
@@ -248,11 +252,16 @@ class _Pass:
         self.iteration = _iteration("compaction", counts)
         return self.summarizing.summary or None
 
-    def added_to(self, counts: AnthropicUsage, *, paused: bool) -> AnthropicUsage:
+    @property
+    def ends(self) -> bool:
+        """Whether the response consists of the summary, which is written."""
+        return self._pauses and bool(self.summarizing.summary)
+
+    def added_to(self, counts: AnthropicUsage) -> AnthropicUsage:
         """Return the counts of the message with those of each pass."""
         if self.iteration is None:
             return counts
-        return {**counts, "iterations": [self.iteration, *(() if paused else (_iteration("message", counts),))]}
+        return {**counts, "iterations": [self.iteration, *(() if self.ends else (_iteration("message", counts),))]}
 
 
 def _iteration(kind: Any, counts: AnthropicUsage) -> AnthropicIteration:
@@ -287,9 +296,7 @@ class CompactingMessageStream(_Compacting, MessageStream):
 
     def __init__(self, settings: MessageSettings, summarizing: Summarizing, *, pauses: bool) -> None:
         super().__init__(settings)
-        self._pass = _Pass(summarizing, settings)
-        self._pauses = pauses
-        self._paused = False
+        self._pass = _Pass(summarizing, settings, pauses=pauses)
 
     def feed(self, index: int, delta: Delta) -> bytes:
         reader = self._pass.reader
@@ -303,13 +310,13 @@ class CompactingMessageStream(_Compacting, MessageStream):
         content = self._pass.end(reader, delta.finish)
         self._blocks.index = 0
         data += self._render(_ended(content))
-        if self._pauses and content is not None:
-            self.finished = self._paused = True
+        if self._pass.ends:
+            self.finished = True
             data += self._stored() + self._message_end(_PAUSED)
         return data
 
     def _counts(self) -> AnthropicUsage:
-        return self._pass.added_to(super()._counts(), paused=self._paused)
+        return self._pass.added_to(super()._counts())
 
 
 class CompactingMessageDocument(_Compacting, MessageDocument):
@@ -321,15 +328,16 @@ class CompactingMessageDocument(_Compacting, MessageDocument):
 
     def __init__(self, settings: MessageSettings, summarizing: Summarizing, *, pauses: bool) -> None:
         super().__init__(settings)
-        self._pass = _Pass(summarizing, settings)
-        self._pauses = pauses
+        self._pass = _Pass(summarizing, settings, pauses=pauses)
 
     def feed(self, index: int, delta: Delta) -> bytes:
         reader = self._pass.reader
         if reader is None:
             return super().feed(0, delta)
         reader.feed(delta)
-        if delta.finish is None or self._pass.end(reader, delta.finish) is None or not self._pauses:
+        if delta.finish is not None:
+            self._pass.end(reader, delta.finish)
+        if not self._pass.ends:
             return b""
         self.finished = True
         return self._framing.encode(self._message([], self._settings.usage(0, 0, 0), _PAUSED))
@@ -340,5 +348,4 @@ class CompactingMessageDocument(_Compacting, MessageDocument):
     def _message(self, content: Any, counts: AnthropicUsage, stop: AnthropicStop) -> AnthropicMessage:
         if self._pass.iteration is None:
             return super()._message(content, counts, stop)
-        counts = self._pass.added_to(counts, paused=stop is _PAUSED)
-        return super()._message([self._block(), *content], counts, stop)
+        return super()._message([self._block(), *content], self._pass.added_to(counts), stop)

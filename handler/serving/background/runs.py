@@ -11,13 +11,14 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 from handler.config.config import Config
 from handler.core.errors import GenerationFailed, Overloaded, ServingError, TooLarge, Unavailable
+from handler.core.fair_queue import Shares
 from handler.core.loop import wait_for
 from handler.protocols.kernel.stored import Detached
 from handler.protocols.responses.background import failed_event, split_events, with_status
@@ -278,7 +279,7 @@ class BackgroundRuns:
         self.store = store
         self._config = config
         self._runs: dict[str, BackgroundRun] = {}
-        self._numbers = Counter[str]()  # of runs by owner
+        self._numbers = Shares[str]()  # of runs by owner
         self._changed = asyncio.Event()
         self._dirty = set[BackgroundRun]()
         self._writing: asyncio.Task[None] | None = None
@@ -306,11 +307,11 @@ class BackgroundRuns:
             )
         self.store.check_calls(owner)
         run = BackgroundRun(task, detached, self._config, lambda: self._note(run))
-        self._numbers[owner] += 1
+        self._numbers.add(owner, 1)
         try:
             await asyncio.wrap_future(self.store.write(owner, self.store.background.queue, owner, run.detached))
         except BaseException:
-            self._release(owner)
+            self._numbers.add(owner, -1)
             raise
         self._runs[run.id] = run
         if self._writing is None or self._writing.done():
@@ -329,11 +330,6 @@ class BackgroundRuns:
                 f"each snapshot of the background response would take {size} bytes, mostly for 'tools' and "
                 f"'instructions'; the maximum is {limit // 4} bytes (a quarter of option.background_max_bytes)"
             )
-
-    def _release(self, owner: str) -> None:
-        self._numbers[owner] -= 1
-        if not self._numbers[owner]:
-            del self._numbers[owner]
 
     def _note(self, run: BackgroundRun) -> None:
         self._dirty.add(run)
@@ -382,6 +378,6 @@ class BackgroundRuns:
         if not await run.write_end(self.store):
             return  # retried after `_LOOK_SECONDS`
         del self._runs[run.id]
-        self._release(run.owner)
+        self._numbers.add(run.owner, -1)
         self._dirty.discard(run)
         run.finish()

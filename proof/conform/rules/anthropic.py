@@ -8,7 +8,16 @@ from typing import Any
 
 from proof.conform import sources
 from proof.conform.exchange import Response
-from proof.conform.rule import expect, expect_fields, expect_response, rule, stop_word
+from proof.conform.rule import (
+    answer,
+    expect,
+    expect_fields,
+    expect_refused,
+    expect_response,
+    expect_status,
+    rule,
+    stop_word,
+)
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("anthropic",))
@@ -18,7 +27,7 @@ _ORDER = re.compile(
 
 
 async def _events(server: Server) -> tuple[Response, list[dict[str, Any]]]:
-    response = expect_response(await server.generate(stream=True))
+    response = await answer(server, stream=True)
     expect(response.events, "events", response)
     return response, response.events
 
@@ -29,7 +38,7 @@ def _of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 @_rule("anthropic.message", "A message has id, type, role, content, model, stop_reason and usage.", sources.ANTHROPIC)
 async def message(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     body = response.object
     fields = ("id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage")
     expect_fields(response, body, *fields)
@@ -42,8 +51,8 @@ async def message(server: Server) -> None:
 
 @_rule("anthropic.ids", "Each message has an id of its own.", sources.ANTHROPIC)
 async def ids(server: Server) -> None:
-    first = expect_response(await server.generate())
-    second = expect_response(await server.generate())
+    first = await answer(server)
+    second = await answer(server)
     seen = {str(response.object.get("id")) for response in (first, second)}
     expect(len(seen) == 2, "another id than that of the message before", second)
     for _ in range(2):
@@ -56,7 +65,7 @@ async def ids(server: Server) -> None:
 @_rule("anthropic.model", "A message, whole or streamed, names the model of its request.", sources.ANTHROPIC)
 async def model(server: Server) -> None:
     name = await server.model()
-    whole = expect_response(await server.generate())
+    whole = await answer(server)
     expect(whole.object.get("model") == name, f"the model {name}", whole)
     response, events = await _events(server)
     streamed = (_of(events, "message_start").get("message") or {}).get("model")
@@ -65,7 +74,7 @@ async def model(server: Server) -> None:
 
 @_rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC)
 async def usage(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     match response.object.get("usage"):
         case {"input_tokens": int(read), "output_tokens": int(written)} if read > 0 and 0 < written <= 8:
             return
@@ -74,7 +83,7 @@ async def usage(server: Server) -> None:
 
 @_rule("anthropic.stop-reason", "A message that ends at max_tokens has the stop_reason max_tokens.", sources.ANTHROPIC)
 async def stop_reason(server: Server) -> None:
-    response = expect_response(await server.generate(tokens=2))
+    response = await answer(server, tokens=2)
     expect(response.object.get("stop_reason") == "max_tokens", "the stop_reason max_tokens", response)
 
 
@@ -82,8 +91,7 @@ async def stop_reason(server: Server) -> None:
 async def max_tokens(server: Server) -> None:
     body = await server.body()
     del body["max_tokens"]
-    response = await server.post("/v1/messages", body)
-    expect(response.refused, "a status of 400 to 499", response)
+    expect_refused(await server.post("/v1/messages", body))
 
 
 @_rule(
@@ -151,7 +159,7 @@ async def end(server: Server) -> None:
 )
 async def error(server: Server) -> None:
     response = await server.generate(more={"temperature": "hot"})
-    expect(response.status == 400, "status 400", response)
+    expect_status(response, 400)
     match response.value:
         case {"type": "error", "error": {"type": "invalid_request_error", "message": str()}}:
             return
@@ -161,7 +169,7 @@ async def error(server: Server) -> None:
 @_rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
-    response = expect_response(await server.generate(tokens=16, more={"stop_sequences": [word]}))
+    response = await answer(server, tokens=16, more={"stop_sequences": [word]})
     stop_fields = (response.object.get("stop_reason"), response.object.get("stop_sequence"))
     expect(stop_fields == ("stop_sequence", word), f"stop_sequence {word!r}", response)
 
@@ -169,13 +177,13 @@ async def stop(server: Server) -> None:
 @_rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC)
 async def system(server: Server) -> None:
     for value in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
-        expect_response(await server.generate(more={"system": value}))
+        await answer(server, more={"system": value})
 
 
 @_rule("anthropic.blocks", "A message's content may be a list of blocks.", sources.ANTHROPIC)
 async def blocks(server: Server) -> None:
     content = [{"type": "text", "text": PROMPT}]
-    expect_response(await server.generate(more={"messages": [{"role": "user", "content": content}]}))
+    await answer(server, more={"messages": [{"role": "user", "content": content}]})
 
 
 @_rule("anthropic.count", "POST /v1/messages/count_tokens returns input_tokens.", sources.ANTHROPIC_COUNT)
@@ -191,4 +199,4 @@ async def count(server: Server) -> None:
 async def version(server: Server) -> None:
     more = {"anthropic-version": "2023-06-01", "anthropic-beta": "conform-2026-01-01"}
     more |= {} if server.asking.key else {"x-api-key": "any"}
-    expect_response(await server.generate(headers=more))
+    await answer(server, headers=more)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from proof.conform import sources
 from proof.conform.dialects import Body
 from proof.conform.exchange import Response
-from proof.conform.rule import Source, expect, expect_fields, expect_response, rule, skip
+from proof.conform.rule import Source, expect, expect_fields, expect_refused, expect_response, expect_status, rule, skip
 from proof.conform.server import Server
 
 _rule = partial(rule, profiles=("decisions",))
@@ -241,8 +241,7 @@ async def _sees(api: DecisionApi, server: Server) -> None:
 
 
 async def _refuses(api: DecisionApi, name: str, server: Server) -> None:
-    response = await api.ask(server, **api.refused[name])
-    expect(response.refused, "a status of 400 to 499", response)
+    expect_refused(await api.ask(server, **api.refused[name]))
 
 
 _VLLM_ROUTE = "vLLM 0.33 does not read it on /invocations."
@@ -336,7 +335,7 @@ async def usage(server: Server) -> None:
 )
 async def error(server: Server) -> None:
     response = await SYSTEMONE.ask(server, **SYSTEMONE.refused["unknown-type"])
-    expect(response.status == 422, "status 422", response)
+    expect_status(response, 422)
     match response.value:
         case {"detail": [{"loc": ["body", "questions", "q", *_], "msg": str(), "type": str()}, *_]}:
             return
@@ -413,7 +412,7 @@ async def levels(server: Server) -> None:
 @_rule("decisions.error", "An error has message, type, param and code.", sources.OPENAI_ERRORS)
 async def openai_error(server: Server) -> None:
     response = await OPENAI.ask(server, **OPENAI.refused["unknown-type"])
-    expect(response.status == 400, "status 400", response)
+    expect_status(response, 400)
     expect_fields(response, response.object.get("error"), "message", "type", "param", "code")
 
 

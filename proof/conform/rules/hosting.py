@@ -12,7 +12,17 @@ from handler.core.numbers import decimal
 from proof.conform import sources
 from proof.conform.dialects import Body
 from proof.conform.exchange import Response, connect
-from proof.conform.rule import SAGEMAKER, Failed, expect, expect_response, rule, skip
+from proof.conform.rule import (
+    SAGEMAKER,
+    Failed,
+    answer,
+    expect,
+    expect_refused,
+    expect_response,
+    expect_type,
+    rule,
+    skip,
+)
 from proof.conform.server import PROMPT, Server, Start, Stop
 
 
@@ -218,27 +228,26 @@ async def invocations_headers(server: Server) -> None:
         "X-Amzn-SageMaker-Something-New": "1",
         "Accept": "*/*",
     }
-    expect_response(await server.generate(headers=more))
+    await answer(server, headers=more)
 
 
 @rule("invocations.method", "GET /invocations is refused.", sources.CONTAINER, SAGEMAKER)
 async def invocations_method(server: Server) -> None:
-    response = await server.get("/invocations")
-    expect(response.refused, "a status of 400 to 499, such as 405", response)
+    expect_refused(await server.get("/invocations"), ", such as 405")
 
 
 @rule("invocations.whole-length", "A non-streaming response has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     expect(response.is_uncut, "Content-Length, or Transfer-Encoding: chunked", response)
-    expect(response.content_type == "application/json", "the content type application/json", response)
+    expect_type(response, "application/json")
 
 
 @rule("openai-route.stream", "POST /v1/chat/completions streams server-sent events.", sources.OPENAI_ROUTE, SAGEMAKER)
 async def openai_route(server: Server) -> None:
     response = await server.of_profile("openai").generate(tokens=4, stream=True)
     expect_response(response)
-    expect(response.content_type == "text/event-stream", "the content type text/event-stream", response)
+    expect_type(response, "text/event-stream")
 
 
 @rule("openai-route.model", "A chat request may omit the model, or leave it empty.", sources.OPENAI_ROUTE, SAGEMAKER)
@@ -339,7 +348,7 @@ async def metrics_few(server: Server) -> None:
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
-        expect_response(await server.generate(tokens=2))
+        await answer(server, tokens=2)
     deadline = time.monotonic() + server.limits.abandoned
     while True:
         response = await _metrics(server)
@@ -388,7 +397,7 @@ async def key_every_route(server: Server) -> None:
 @rule("key.right", "A request with the key is answered.", sources.OPENAI_ERRORS)
 async def key_right(server: Server) -> None:
     _keyed(server)
-    expect_response(await server.generate(tokens=2))
+    await answer(server, tokens=2)
 
 
 @rule("key.ping", "/ping requires no key, because SageMaker sends none.", sources.CONTAINER, SAGEMAKER)

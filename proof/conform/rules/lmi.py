@@ -8,11 +8,15 @@ from proof.conform import sources
 from proof.conform.exchange import Response
 from proof.conform.rule import (
     LMI,
+    answer,
     expect,
     expect_details,
     expect_fields,
     expect_logprob,
+    expect_refused,
     expect_response,
+    expect_status,
+    expect_type,
     rule,
     stop_word,
 )
@@ -24,14 +28,14 @@ _DEFAULT = 30
 
 
 async def _lines(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
-    response = expect_response(await server.generate(stream=True, more={"parameters": parameters}))
+    response = await answer(server, stream=True, more={"parameters": parameters})
     expect(response.events, "JSON lines", response)
     return response, response.events
 
 
 @rule("lmi.whole", "A non-streaming response is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
 async def whole(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     expect(set(response.object) == {"generated_text"}, '{"generated_text": "…"}', response)
     expect(isinstance(response.object["generated_text"], str), "a string as generated_text", response)
 
@@ -93,7 +97,7 @@ async def default_length(server: Server) -> None:
 
 @rule("lmi.full-text", "return_full_text puts the prompt before the text.", sources.LMI_SCHEMA, LMI)
 async def full_text(server: Server) -> None:
-    response = expect_response(await server.generate(more={"parameters": {"return_full_text": True}}))
+    response = await answer(server, more={"parameters": {"return_full_text": True}})
     text = str(response.object.get("generated_text"))
     expect(text.startswith(PROMPT) and len(text) > len(PROMPT), "the prompt, then the text", response)
 
@@ -150,29 +154,28 @@ async def blank_lines(server: Server) -> None:
 @rule("lmi.sse", "With output_formatter sse, a stream consists of server-sent events.", sources.LMI_SCHEMA, _0_28)
 async def sse(server: Server) -> None:
     response, _ = await _lines(server, output_formatter="sse")
-    expect(response.content_type == "text/event-stream", "the content type text/event-stream", response)
+    expect_type(response, "text/event-stream")
     expect(response.body.startswith(b"data: {"), "`data: ` followed by JSON", response)
 
 
 @rule("lmi.error", "An error has status 424 and a body with error and code.", sources.LMI_SCHEMA, LMI)
 async def error(server: Server) -> None:
     response = await server.post("/invocations", b'{"inputs": ')
-    expect(response.status == 424, "status 424", response)
+    expect_status(response, 424)
     body = response.object
     expect(isinstance(body.get("error"), str) and body.get("code") == 424, '{"error": "…", "code": 424}', response)
 
 
 @rule("lmi.inputs-list", "A list of prompts as inputs is refused.", sources.LMI_SCHEMA, _0_28)
 async def inputs_list(server: Server) -> None:
-    response = await server.generate(more={"inputs": [PROMPT, PROMPT]})
-    expect(response.refused, "a status of 400 to 499", response)
+    expect_refused(await server.generate(more={"inputs": [PROMPT, PROMPT]}))
 
 
 @rule("lmi.stop", "A response ends at a stop sequence (stop_sequences; in 0.38, stop).", sources.LMI_SCHEMA, LMI)
 async def stop(server: Server) -> None:
     text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
-    response = expect_response(await server.generate(tokens=16, more={"parameters": {name: [word]}}))
+    response = await answer(server, tokens=16, more={"parameters": {name: [word]}})
     generated, following = str(response.object.get("generated_text")), text.split()[3]
     expect(
         following not in generated.partition(word)[2] and len(generated) < len(text), f"text up to {word!r}", response
@@ -197,7 +200,7 @@ async def chat(server: Server) -> None:
 async def chat_lines(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0, "stream": True}
     response = expect_response(await server.post("/invocations", body))
-    expect(response.content_type == "application/jsonlines", "the content type application/jsonlines", response)
+    expect_type(response, "application/jsonlines")
     expect(b"[DONE]" not in response.body and response.events, "JSON lines without [DONE]", response)
     kinds = {line.get("object") for line in response.events}
     expect(kinds == {"chat.completion.chunk"}, "chat.completion.chunk as the object of all lines", response)
@@ -219,7 +222,7 @@ async def model_name(server: Server) -> None:
 async def request_id(server: Server) -> None:
     seen = {""}
     for _ in range(2):
-        response = expect_response(await server.generate())
+        response = await answer(server)
         id = response.headers.get("x-request-id", "")
         expect(id not in seen, "the header x-request-id, with another id than before", response)
         seen.add(id)
@@ -228,5 +231,5 @@ async def request_id(server: Server) -> None:
 @rule("lmi.unknown-path", "An unknown path gets 404 with code, type and message.", sources.DJL_HTTP, LMI)
 async def unknown_path(server: Server) -> None:
     response = await server.post("/conform-no-such-path", {"inputs": PROMPT})
-    expect(response.status == 404, "status 404", response)
+    expect_status(response, 404)
     expect_fields(response, response.object, "code", "type", "message")

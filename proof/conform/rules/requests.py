@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from proof.conform import sources
-from proof.conform.dialects import Body, change, piece_of, text_of
+from proof.conform.dialects import Body, GenerationApi, change, piece_of, text_of
 from proof.conform.exchange import Response, excerpt
-from proof.conform.rule import Failed, expect, expect_response, greedy, rule, skip
+from proof.conform.rule import Failed, answer, expect, expect_refused, expect_response, greedy, rule, skip
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 from proof.replay.comparison import Class, Seen, Traits, class_of, findings
@@ -25,7 +25,7 @@ _ENOUGH = 0.05
 
 
 async def stream(server: Server, tokens: int = 8) -> Response:
-    response = expect_response(await server.generate(tokens=tokens, stream=True))
+    response = await answer(server, tokens=tokens, stream=True)
     expect(response.events, "a stream of JSON lines or events", response)
     return response
 
@@ -105,7 +105,7 @@ async def same_text(server: Server) -> None:
 @rule("stream.characters", "Every event is valid UTF-8: no character is split over two events.", sources.SSE)
 async def characters(server: Server) -> None:
     prompt = "日本語 ünï 👩‍🚀 façade 東京 🙂 naïve Ω " * 2
-    response = expect_response(await server.generate(prompt, 24, stream=True))
+    response = await answer(server, prompt, 24, stream=True)
     try:
         codecs.decode(response.body, "utf-8", "strict")
     except UnicodeDecodeError as error:
@@ -123,7 +123,7 @@ async def refused_before(server: Server) -> None:
     if dialect.refuses_in_stream:
         expect(response.ok and any("error" in event for event in response.events), "an event with the error", response)
     else:
-        expect(response.refused, "a status of 400 to 499", response)
+        expect_refused(response)
 
 
 # -- routes whose response is a function of the request ----------------------------------------------------------------
@@ -177,10 +177,10 @@ _LONG = 3_000_000
 """Number of words that exceeds the context of any model."""
 
 
-async def _refuses(server: Server, data: bytes) -> None:
+async def _refuses(server: Server, data: Body | bytes) -> None:
     """Send an invalid body, which must be refused. The server must then respond to a valid request."""
     response = await server.post(await server.path(), data)
-    expect(response.refused, "a status of 400 to 499", response)
+    expect_refused(response)
     await _expect_alive(server, response)
 
 
@@ -200,19 +200,18 @@ async def _expect_alive(server: Server, before: Response) -> None:
     expect(after.ok, f"a complete response to a valid request after {before.request}", after)
 
 
-@rule("bad.not-json", "A body that is not JSON is refused.", sources.OURS)
-async def not_json(server: Server) -> None:
-    await _refuses(server, b'{"inputs": "one two", "messages": [')
+def _add_refused(id: str, sentence: str, invalid: Callable[[GenerationApi, Body], Body | bytes]) -> None:
+    """Add a rule about an invalid body, which `invalid` makes from the API and a valid body."""
+
+    async def check(server: Server) -> None:
+        await _refuses(server, invalid(await server.dialect(), await server.body()))
+
+    rule(id, sentence, sources.OURS)(check)
 
 
-@rule("bad.empty", "An empty body is refused.", sources.OURS)
-async def empty(server: Server) -> None:
-    await _refuses(server, b"")
-
-
-@rule("bad.not-an-object", "JSON that is not an object is refused.", sources.OURS)
-async def not_an_object(server: Server) -> None:
-    await _refuses(server, b"[1, 2, 3]")
+_add_refused("bad.not-json", "A body that is not JSON is refused.", lambda *_: b'{"inputs": "one two", "messages": [')
+_add_refused("bad.empty", "An empty body is refused.", lambda *_: b"")
+_add_refused("bad.not-an-object", "JSON that is not an object is refused.", lambda *_: b"[1, 2, 3]")
 
 
 @rule("bad.utf-8", "A body that is not UTF-8 is refused.", sources.JSON)
@@ -238,29 +237,26 @@ async def deep(server: Server) -> None:
     await _survives(server, data[:-1] + b', "conform": ' + nested + b"}")
 
 
-@rule("bad.no-prompt", "A body without a prompt is refused.", sources.OURS)
-async def no_prompt(server: Server) -> None:
-    body = await server.body()
-    body.pop((await server.dialect()).prompt)
-    await _refuses(server, json.dumps(body).encode())
-
-
-@rule("bad.prompt-type", "A prompt that is a number is refused.", sources.OURS)
-async def prompt_type(server: Server) -> None:
-    body = change(await server.body(), ((await server.dialect()).prompt,), 7)
-    await _refuses(server, json.dumps(body).encode())
-
-
-@rule("bad.parameter-type", "A token limit that is not a number is refused.", sources.OURS)
-async def parameter_type(server: Server) -> None:
-    body = change(await server.body(), (await server.dialect()).tokens, "many")
-    await _refuses(server, json.dumps(body).encode())
-
-
-@rule("bad.parameter-range", "A limit of -1 tokens is refused.", sources.OURS)
-async def parameter_range(server: Server) -> None:
-    body = change(await server.body(), (await server.dialect()).tokens, -1)
-    await _refuses(server, json.dumps(body).encode())
+_add_refused(
+    "bad.no-prompt",
+    "A body without a prompt is refused.",
+    lambda dialect, body: {name: value for name, value in body.items() if name != dialect.prompt},
+)
+_add_refused(
+    "bad.prompt-type",
+    "A prompt that is a number is refused.",
+    lambda dialect, body: change(body, (dialect.prompt,), 7),
+)
+_add_refused(
+    "bad.parameter-type",
+    "A token limit that is not a number is refused.",
+    lambda dialect, body: change(body, dialect.tokens, "many"),
+)
+_add_refused(
+    "bad.parameter-range",
+    "A limit of -1 tokens is refused.",
+    lambda dialect, body: change(body, dialect.tokens, -1),
+)
 
 
 @rule("bad.parameter-huge", "A limit of 10^30 tokens does not crash the server.", sources.OURS)
@@ -276,8 +272,7 @@ async def parameter_huge(server: Server) -> None:
 @rule("bad.too-long", "A prompt that is longer than the model's context is refused.", sources.OURS)
 async def too_long(server: Server) -> None:
     body = await server.body("a " * _LONG)
-    response = await server.post(await server.path(), body)
-    expect(response.refused, f"a status of 400 to 499 for {_LONG:,} words", response)
+    expect_refused(await server.post(await server.path(), body), f" for {_LONG:,} words")
 
 
 @rule("bad.told", "A refusal has a body that explains it.", sources.INVOKE)
@@ -404,7 +399,7 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     """
 
     async def seconds_once() -> float:
-        return expect_response(await server.generate(tokens=16)).seconds
+        return (await answer(server, tokens=16)).seconds
 
     async def fastest() -> float:
         return min([await seconds_once() for _ in range(3)])

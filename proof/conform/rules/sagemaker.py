@@ -6,7 +6,7 @@ import re
 
 from proof.conform import sources
 from proof.conform.exchange import Response
-from proof.conform.rule import LMI, expect, expect_response, rule, skip
+from proof.conform.rule import LMI, expect, expect_refused, expect_response, expect_status, rule, skip
 from proof.conform.server import Server
 
 _STATEFUL = ("sagemaker", "lmi-0.38")
@@ -39,9 +39,9 @@ async def _close(server: Server, session: str) -> Response:
 
 def _expect_unknown(server: Server, response: Response) -> None:
     if server.profile == "lmi-0.38":
-        expect(response.status == 424, "status 424", response)
+        expect_status(response, 424)
     else:
-        expect(response.refused, "a status of 400 to 499", response)
+        expect_refused(response)
 
 
 @rule("sessions.open", "NEW_SESSION opens a session; a header has its ID and expiry time.", sources.SESSIONS, _STATEFUL)
@@ -103,8 +103,7 @@ async def _register(server: Server) -> Response:
 
 @rule("adapters.unknown", "A request for an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_unknown(server: Server) -> None:
-    response = await _with_adapter(server, "conform-has-no-such-adapter")
-    expect(response.refused, "a status of 400 to 499, not a response of the base model", response)
+    expect_refused(await _with_adapter(server, "conform-has-no-such-adapter"), ", not a response of the base model")
 
 
 @rule("adapters.register", "POST /adapters registers an adapter by name and src.", sources.STANDARDS, _WITH_ADAPTERS)
@@ -131,13 +130,12 @@ async def adapters_delete(server: Server) -> None:
     await _register(server)
     response = await server.ask("DELETE", f"/adapters/{name}")
     expect(response.ok, "status 200", response)
-    response = await _with_adapter(server, name)
-    expect(response.refused, "a status of 400 to 499 after DELETE", response)
+    expect_refused(await _with_adapter(server, name), " after DELETE")
 
 
 @rule("adapters.delete-unknown", "DELETE of an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_delete_unknown(server: Server) -> None:
     response = await server.ask("DELETE", "/adapters/conform-has-no-such-adapter")
-    expect(response.refused, "a status of 400 to 499", response)
+    expect_refused(response)
     if response.status == 405:
         skip("the server does not have this route")

@@ -9,11 +9,13 @@ from proof.conform import sources
 from proof.conform.dialects import piece_of
 from proof.conform.exchange import Response
 from proof.conform.rule import (
+    answer,
     expect,
     expect_details,
     expect_fields,
     expect_logprob,
     expect_response,
+    expect_status,
     rule,
     stop_word,
 )
@@ -27,14 +29,14 @@ _CHAT = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max
 
 
 async def _events(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
-    response = expect_response(await server.generate(stream=True, more={"parameters": parameters}))
+    response = await answer(server, stream=True, more={"parameters": parameters})
     expect(response.events and all("token" in event for event in response.events), "events with a token", response)
     return response, response.events
 
 
 @_rule("tgi.generate", "POST /generate returns an object with only generated_text.", sources.TGI)
 async def generate(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     expect(set(response.object) == {"generated_text"}, '{"generated_text": "…"}', response)
 
 
@@ -69,7 +71,7 @@ async def invocations(server: Server) -> None:
 async def invocations_refusal(server: Server) -> None:
     for body in (await server.body(more={"parameters": {"temperature": -1}}), {"messages": 5}):
         response = await server.post("/invocations", body)
-        expect(response.status == 422, "status 422", response)
+        expect_status(response, 422)
         expect_fields(response, response.object, "error", "error_type")
 
 
@@ -165,7 +167,7 @@ async def no_done(server: Server) -> None:
 )
 async def validation(server: Server) -> None:
     response = await server.generate(more={"parameters": {"temperature": -1}})
-    expect(response.status == 422, "status 422", response)
+    expect_status(response, 422)
     body = response.object
     expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", response)
 
@@ -189,7 +191,7 @@ async def stop(server: Server) -> None:
 
 @_rule("tgi.full-text", "return_full_text puts the prompt before the text.", sources.TGI)
 async def full_text(server: Server) -> None:
-    response = expect_response(await server.generate(more={"parameters": {"return_full_text": True}}))
+    response = await answer(server, more={"parameters": {"return_full_text": True}})
     expect(str(response.object.get("generated_text")).startswith(PROMPT), "the prompt, then the text", response)
 
 
@@ -222,7 +224,7 @@ async def tokenize(server: Server) -> None:
     sources.TGI_ROUTER,
 )
 async def headers(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     header_names = ("x-compute-characters", "x-generated-tokens", "x-total-time")
     missing = [name for name in header_names if name not in response.headers]
     expect(not missing, f"the headers {', '.join(header_names)}; {', '.join(missing)} are missing", response)
@@ -234,7 +236,7 @@ async def headers(server: Server) -> None:
     sources.TGI_METRICS,
 )
 async def metrics(server: Server) -> None:
-    expect_response(await server.generate())
+    await answer(server)
     response = expect_response(await server.get("/metrics"))
     names = {name.partition("{")[0] for name in samples(response)}
     expected_names = {"tgi_request_count", "tgi_queue_size", "tgi_batch_current_size"}

@@ -11,7 +11,7 @@ from typing import Any
 from proof import tensors
 from proof.conform import sources
 from proof.conform.exchange import Response
-from proof.conform.rule import expect, expect_fields, expect_response, rule, skip
+from proof.conform.rule import answer, expect, expect_fields, expect_refused, expect_response, expect_status, rule, skip
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("triton",))
@@ -28,8 +28,7 @@ async def live(server: Server) -> None:
 async def ready(server: Server) -> None:
     response = await server.get(await server.filled("/v2/models/{model}/ready"))
     expect(response.ok, "status 200", response)
-    response = await server.get("/v2/models/conform-has-no-such-model/ready")
-    expect(response.refused, "a status of 400 to 499", response)
+    expect_refused(await server.get("/v2/models/conform-has-no-such-model/ready"))
 
 
 @_rule("triton.metadata", "GET /v2/models/NAME returns name, versions, platform, inputs and outputs.", sources.KSERVE)
@@ -46,7 +45,7 @@ async def server_metadata(server: Server) -> None:
 
 @_rule("triton.generate", "A response has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
-    response = expect_response(await server.generate())
+    response = await answer(server)
     name = await server.model()
     match response.value:
         case {"model_name": str(own), "model_version": str(), "text_output": str()} if own == name:
@@ -56,15 +55,15 @@ async def generate(server: Server) -> None:
 
 @_rule("triton.id", "A response has the id of its request, and no id if the request has none.", sources.TRITON)
 async def id_(server: Server) -> None:
-    response = expect_response(await server.generate(more={"id": "42"}))
+    response = await answer(server, more={"id": "42"})
     expect(response.object.get("id") == "42", 'id "42"', response)
-    response = expect_response(await server.generate())
+    response = await answer(server)
     expect("id" not in response.object, "no id", response)
 
 
 @_rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON)
 async def stream(server: Server) -> None:
-    response = expect_response(await server.generate(stream=True))
+    response = await answer(server, stream=True)
     expect(response.events and b"[DONE]" not in response.body, "events without [DONE]", response)
     for event in response.events:
         expect_fields(response, event, "model_name", "model_version", "text_output")
@@ -79,8 +78,7 @@ async def parameters(server: Server) -> None:
 
 @_rule("triton.nested", "An unknown field whose value is an object is refused.", sources.TRITON)
 async def nested(server: Server) -> None:
-    response = await server.generate(more={"conform": {"a": 1}})
-    expect(response.status == 400, "status 400", response)
+    expect_status(await server.generate(more={"conform": {"a": 1}}), 400)
 
 
 def _expect_error(response: Response, status: Sequence[int] = (400,)) -> None:
@@ -100,8 +98,7 @@ async def unknown_model(server: Server) -> None:
 
 @_rule("triton.method", "GET on a generate route gets status 405.", sources.TRITON)
 async def method(server: Server) -> None:
-    response = await server.get(await server.path())
-    expect(response.status == 405, "status 405", response)
+    expect_status(await server.get(await server.path()), 405)
 
 
 # -- infer: tensors as JSON or binary data -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from proof.conform import sources
 from proof.conform.dialects import piece_of, text_of
 from proof.conform.exchange import Response
-from proof.conform.rule import expect, expect_fields, rule, skip
+from proof.conform.rule import expect, expect_fields, expect_status, rule, skip
 from proof.conform.server import PROMPT, Server
 from proof.conform.websocket import WebSocket, open_websocket
 
@@ -138,7 +138,7 @@ async def upgrade(server: Server) -> None:
     response = await server.get("/invocations", headers=_UPGRADE, timeout=server.limits.response)
     if response.status == 101:
         skip("the server opens a WebSocket at /invocations")
-    expect(response.status == 426, "status 426", response)
+    expect_status(response, 426)
 
 
 # -- OpenAI's Responses ------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from handler.engines.grpc.engine import GrpcEngine
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
-from handler.engines.remote.servers import Failed, Refused
+from handler.engines.remote.servers import Busy, Failed, Lasting, Lost, Refused, Silent
 from tests.doubles import tiny
 from tests.doubles.grpc_servers import (
     HANG,
@@ -404,10 +404,11 @@ def test_a_slow_server_is_waited_for_as_long_as_tokens_come(model: Path, monkeyp
 
 STATUSES: dict[str, Any] = {
     **dict.fromkeys(("INVALID_ARGUMENT", "OUT_OF_RANGE"), Refused),
-    **dict.fromkeys(("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"), "lasts"),
-    **dict.fromkeys(("RESOURCE_EXHAUSTED", "UNAVAILABLE"), "busy"),
-    **dict.fromkeys(("CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "ALREADY_EXISTS", "ABORTED", "INTERNAL"), "plain"),
-    **dict.fromkeys(("DATA_LOSS", "FAILED_PRECONDITION"), "plain"),
+    **dict.fromkeys(("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"), Lasting),
+    **dict.fromkeys(("RESOURCE_EXHAUSTED", "UNAVAILABLE"), Busy),
+    "DEADLINE_EXCEEDED": Silent,
+    **dict.fromkeys(("CANCELLED", "UNKNOWN", "ALREADY_EXISTS", "ABORTED", "INTERNAL"), Failed),
+    **dict.fromkeys(("DATA_LOSS", "FAILED_PRECONDITION"), Failed),
 }
 
 
@@ -420,15 +421,13 @@ def test_each_status_is_an_error_of_its_own_kind(model: Path) -> None:
             result = run(found, key)[key]
             if kind is Refused:
                 assert result == failed(error="to the client: no such thing"), code
-            elif kind == "busy":
+            elif kind is Busy:
                 assert result == failed(error=f"the vllm server is busy: it answered {code}"), code
                 assert result.error.retry_after is not None
             else:
                 assert result == failed(error=f"the vllm server answered {code}"), code
                 assert result.error.log.endswith(f"answered {code}: no such thing")
-            error = status_error(code, "", connected=True)
-            assert isinstance(error, Refused) if kind is Refused else isinstance(error, Failed)
-            assert getattr(error, "lasts", False) == (kind == "lasts")
+            assert type(status_error(code, "", connected=True)) is kind
 
 
 def test_a_server_of_a_later_version_says_what_is_not_read(model: Path) -> None:
@@ -649,7 +648,7 @@ def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> 
     with listening() as server, engine(model, server) as found:
         own = found._own = Stays("grpc", "x", [], {})
         assert ask(found) == ANSWER
-        own.stranger = Failed("shares its port", lasts=True, ill=True)
+        own.stranger = Lost("shares its port")
         server.stop()
         server.start()
         wait_for(lambda: not connected(found), PATIENCE, "it stays connected")

@@ -23,7 +23,7 @@ from handler.engines.process import own_server
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.own_server import OwnServer
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.engines.remote.servers import Failed
+from handler.engines.remote.servers import Failed, Silent
 from tests import process_tree
 from tests.doubles import tiny
 from tests.doubles.grpc_servers import listening
@@ -194,7 +194,7 @@ def listens(own: OwnServer) -> bool:
     try:
         own.check_port()
     except Failed as error:
-        return not error.silent
+        return not isinstance(error, Silent)
     return True
 
 

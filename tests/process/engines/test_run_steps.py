@@ -20,7 +20,7 @@ from handler.engines.openai.sglang.engine import SglangEngine
 from handler.engines.process.engine_process import Cancel, EngineFailed
 from handler.engines.process.own_server import OwnServer
 from handler.engines.remote.engine import RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, RemoteServer, ResponseCheck, Software
+from handler.engines.remote.servers import Ill, Part, RemoteServer, ResponseCheck, Software
 from tests.doubles import grpc_servers, sglang_server, tiny
 from tests.process.engines.engine_threads import EngineThread, engine_thread
 from tests.servers import wait_for
@@ -127,7 +127,7 @@ class Scripted(RemoteEngine[ResponseCheck]):
         self.give(server, running, 7)
         if running.key == 1:
             await self.fails.wait()
-            raise Failed("is broken", ill=True)
+            raise Ill("is broken")
         try:
             await asyncio.sleep(1000)
         finally:

@@ -24,6 +24,8 @@ from handler.engines.remote import engine as remote
 from handler.engines.remote.engine import RemoteEngine, Running
 from handler.engines.remote.servers import (
     VLLM,
+    BrokeOff,
+    Busy,
     Failed,
     Part,
     Refused,
@@ -33,7 +35,7 @@ from handler.engines.remote.servers import (
     choose,
 )
 
-BUSY = Failed("is overloaded", busy=True)
+BUSY = Busy("is overloaded")
 FAILED = Failed("broke down")
 
 
@@ -342,7 +344,7 @@ def test_what_a_client_has_seen_is_not_computed_again_elsewhere(several: Make) -
 
 
 def test_a_request_that_breaks_two_servers_is_not_sent_to_a_third(several: Make) -> None:
-    broke = Failed("closed the connection", broke_off=True)
+    broke = BrokeOff("closed the connection")
     engine = several([broke] * 9, [broke] * 9, [])
     for server, load in zip(engine.servers, (0, 10, 100), strict=True):
         server.outstanding = load
@@ -392,7 +394,7 @@ def test_an_answer_that_cannot_be_read_ends_its_request_alone(several: Make) -> 
 
 
 def test_clients_of_busy_servers_may_come_back_when_the_first_allows_it(several: Make) -> None:
-    slow, soon = (Failed("is overloaded", busy=True, retry_after=wait) for wait in (9.0, 4.0))
+    slow, soon = (Busy("is overloaded", retry_after=wait) for wait in (9.0, 4.0))
     engine = several([slow] * 9, [soon] * 9)
     end = end_of(engine)
     assert (end.error, end.retry_after) == ("the vllm server is busy: it is overloaded", 4.0)
@@ -400,7 +402,7 @@ def test_clients_of_busy_servers_may_come_back_when_the_first_allows_it(several:
 
 
 def test_a_busy_server_that_names_no_time_is_asked_again(several: Make) -> None:
-    engine = several([BUSY], [Failed("is overloaded", busy=True, retry_after=9.0)] * 9)
+    engine = several([BUSY], [Busy("is overloaded", retry_after=9.0)] * 9)
     engine.servers[0].outstanding = 100
     assert end_of(engine).finish is Finish.LENGTH
     assert engine.asked == [1, 0, 0]

@@ -22,6 +22,7 @@ from handler.engines.openai.completions import KINDS
 from handler.engines.openai.sglang.api import generate
 from handler.engines.remote.servers import (
     Failed,
+    Lasting,
     Part,
     Refused,
     RemoteOptions,
@@ -106,7 +107,8 @@ def test_a_failure_is_told_with_its_detail_and_is_nothing_else_by_default() -> N
     failed = Failed("broke down", "out of memory")
     assert str(failed) == "broke down: out of memory"
     assert str(Failed("broke down")) == "broke down"
-    assert not any((failed.lasts, failed.broke_off, failed.busy, failed.silent, failed.ill, failed.retry_after))
+    assert type(failed) is Failed
+    assert not failed.retry_after
     assert str(Refused(400, "too long")) == "refused the request with 400"
 
 
@@ -316,7 +318,7 @@ class Search:
 
     def fit(self, answer: Found, common: Found | None) -> Found:
         if answer.max_tokens == 13:
-            raise Failed("serves another model", lasts=True)
+            raise Lasting("serves another model")
         return answer
 
     def run(self) -> tuple[Found, dict[str, Failed]]:
@@ -340,7 +342,7 @@ def test_one_server_with_the_model_is_enough_and_the_others_are_told(monkeypatch
 
 
 def test_failures_that_last_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = Search(monkeypatch, a=[Found(13)], b=[Failed("has another model", "x", lasts=True)])
+    search = Search(monkeypatch, a=[Found(13)], b=[Lasting("has another model", "x")])
     with pytest.raises(ConfigError) as raised:
         search.run()
     told = "option.base_url=a: serves another model; option.base_url=b: has another model: x"

@@ -29,7 +29,7 @@ from handler.engines.base import (
     first_stop,
 )
 from handler.engines.openai.answer import MAX_EVENT, EventAnswer, event_value, status_error, unreadable
-from handler.engines.remote.servers import Failed, Part, Refused, score
+from handler.engines.remote.servers import Failed, Lasting, Part, Refused, score
 from handler.engines.remote.sglang import (
     DRAWN,
     GREEDY,
@@ -162,13 +162,13 @@ class SglangServer(NamedTuple):
         try:
             if generates and not model["is_generation"]:
                 detail = "its model computes embeddings: set option.task=text-embedding"
-                raise Failed("does not generate text", detail, lasts=True)
+                raise Lasting("does not generate text", detail)
             if model["is_generation"] and not generates:
-                raise Failed("does not compute embeddings", "start it with --is-embedding", lasts=True)
+                raise Lasting("does not compute embeddings", "start it with --is-embedding")
             mode = server.get("disaggregation_mode") or "null"
             if mode != "null":
                 detail = f"it was started with --disaggregation-mode {str(mode)[:20]}: set the address of its router"
-                raise Failed("does not generate text by itself", detail, lasts=True)
+                raise Lasting("does not generate text by itself", detail)
             preferred = model.get("preferred_sampling_params") or {}
             if isinstance(preferred, str):
                 preferred = orjson.loads(preferred)
@@ -279,7 +279,7 @@ class GenerateAnswer(EventAnswer):
                 raise _aborted(reason)
             if "output_ids" not in value:
                 detail = "SGLang before 0.5 sends them only with --skip-tokenizer-init"
-                raise Failed("sent text without token ids", detail, lasts=True)
+                raise Lasting("sent text without token ids", detail)
             ids = self._new(value["output_ids"], meta.get("completion_tokens"))
             if ids:
                 self._take_new(ids, meta, part)

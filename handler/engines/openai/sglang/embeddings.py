@@ -20,6 +20,7 @@ from handler.engines.openai.url_engine import HttpEngine
 from handler.engines.remote.engine import Running
 from handler.engines.remote.servers import (
     Failed,
+    Lasting,
     PooledCall,
     Refused,
     RemoteServer,
@@ -72,7 +73,7 @@ class SglangPooling(HttpEngine[PooledCall]):
         try:
             values = await self._encode(url, [_ANY_ID, _ANY_ID])
         except Refused as error:
-            raise Failed(f"answered {error.status}", error.words, lasts=True) from None
+            raise Lasting(f"answered {error.status}", error.words) from None
         limits = [limit for limit in (model.max_tokens, report.max_tokens) if limit]
         normalizes = abs(sum(value * value for value in values) ** 0.5 - 1) < _ROUNDING
         return EmbeddingModel(model.name, min(limits, default=None), len(values), normalizes)

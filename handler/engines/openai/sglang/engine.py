@@ -34,7 +34,7 @@ from handler.engines.openai.sglang.api import (
 )
 from handler.engines.openai.url_engine import UrlEngine
 from handler.engines.remote.engine import TRUST, Running
-from handler.engines.remote.servers import Failed, NotLoaded, Refused, RemoteServer
+from handler.engines.remote.servers import Failed, Lasting, NotLoaded, Refused, RemoteServer
 from handler.engines.remote.steps import Deliver
 
 _ABORT_TIMEOUT = 5.0  # seconds
@@ -171,7 +171,7 @@ class SglangEngine(UrlEngine):
             if not is_loaded(error.words):
                 raise NotLoaded(f"cannot load the adapter {adapter.name}", error.words) from None
         except Failed as error:
-            if not error.lasts:
+            if not isinstance(error, Lasting):
                 raise
             raise NotLoaded(failure, f"{error}; with --admin-api-key, it loads adapters only with that key") from None
 
@@ -220,7 +220,7 @@ class SglangEngine(UrlEngine):
             try:
                 await notice
             except Failed as error:
-                if error.lasts and url not in self._deaf:
+                if isinstance(error, Lasting) and url not in self._deaf:
                     self._deaf.add(url)
                     print(f"{url} {log_words(str(error), secrets())}{_DEAF}", file=sys.stderr, flush=True)
 

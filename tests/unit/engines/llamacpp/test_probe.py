@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.engines.llamacpp.probe import Probe
-from handler.engines.remote.servers import Failed, Refused
+from handler.engines.remote.servers import Busy, Failed, Lasting, Refused
 
 PROBE = Probe("some text", [4, 5, 6, 7], "some text")
 
@@ -45,22 +45,21 @@ def test_another_division_is_told_from_the_first_other_token() -> None:
 
 def test_another_vocabulary_is_a_failure_that_lasts() -> None:
     for text in ("other text", Failed("answered 500")):
-        with pytest.raises(Failed, match=r"has another tokenizer than option\.model_id") as failed:
+        with pytest.raises(Lasting, match=r"has another tokenizer than option\.model_id") as failed:
             difference([1, 2], text)
-        assert failed.value.lasts
         assert "it reads the token ids [4, 5, 6, 7], …" in failed.value.detail
 
 
 def test_a_server_that_cannot_be_asked_has_no_known_difference() -> None:
-    assert difference(Failed("has no such route", lasts=True)) == ""
-    assert difference([1], Failed("has no such route", lasts=True)) == ""
+    assert difference(Lasting("has no such route")) == ""
+    assert difference([1], Lasting("has no such route")) == ""
 
 
 @pytest.mark.parametrize(
     ("ids", "text", "words"),
     [
-        (Failed("is busy", busy=True), "", "is busy"),
-        ([1], Failed("is busy", busy=True), "is busy"),
+        (Busy("is busy"), "", "is busy"),
+        ([1], Busy("is busy"), "is busy"),
         (Refused(400, "no"), "", "refused the request with 400"),
         ("4", "", "sent token ids that cannot be read"),
         ([1], b"{}", "sent a text that cannot be read"),
