@@ -20,12 +20,11 @@ from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
 from deploy.adopt.variables import escaped_line
 from deploy.errors import Refused, SpecError
+from deploy.resources.resource import Content
 from deploy.service_model import sagemaker
 from handler.core.text_files import decode
 
 _MOST = 4 << 20  # maximum size of a file, in bytes
-
-Content = dict[str, Any]
 
 
 def read_file(path: Path, number: int = 1, region: str = "") -> Source:
