@@ -311,14 +311,19 @@ def _read(source: Source, served: ServingContainer, wishes: Wishes) -> Reading:
         other_files = (*([OPTIONS_FILE] if artifact.variables else []), *artifact.other_files)
         artifact = replace(artifact, variables={}, other_files=other_files, folder="")
     if container.kind == "triton":
-        engine, repository = read_repository(artifact, str(environ.get(NAME, "")), wishes.model)
-        container = container._replace(engine=engine, repository=repository)
+        container = _with_repository(container, artifact, str(environ.get(NAME, "")), wishes.model)
     settings = variables(environ, container)
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
         settings = variables({**environ, **artifact.variables}, container)
     if beaten:
         settings.idle.append((setting_text("HF_MODEL_ID", beaten), _BEATEN))
     return Reading(container, settings, artifact)
+
+
+def _with_repository(container: Container, artifact: Artifact, name: str, model: str | None) -> Container:
+    """Return Triton's container with what its repository of models says."""
+    engine, repository = read_repository(artifact, name, model)
+    return container._replace(engine=engine, repository=repository)
 
 
 def _component_parts(result: Adopted, source: Source, served: ServingContainer, wishes: Wishes) -> Content:
@@ -359,9 +364,7 @@ def _override(settings: Mapping[str, Any], whole: Mapping[str, Any]) -> Content:
 
 def _role(result: Adopted, source: Source, variant: Json, served: Sequence[ServingContainer], wishes: Wishes) -> str:
     """Return the execution role: the user's, or the first in the source. Report the source's other roles."""
-    by_owner = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
-    by_owner["the endpoint configuration"] = source.config
-    roles = {owner: fields["ExecutionRoleArn"] for owner, fields in by_owner.items() if fields.get("ExecutionRoleArn")}
+    roles = _roles_by_owner(source, variant, served)
     role = wishes.role or next(iter(roles.values()), None)
     if not role:
         raise SpecError("no execution role is known", "Pass its ARN as --role ARN.")
@@ -375,6 +378,12 @@ def _role(result: Adopted, source: Source, variant: Json, served: Sequence[Servi
 def _stays(model_id: str) -> bool:
     """Return whether the model ID refers to the model data that SageMaker mounts, rather than to another model."""
     return not model_id or model_id.startswith("/")
+
+
+def _roles_by_owner(source: Source, variant: Json, served: Sequence[ServingContainer]) -> dict[str, str]:
+    by_owner = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
+    by_owner["the endpoint configuration"] = source.config
+    return {owner: fields["ExecutionRoleArn"] for owner, fields in by_owner.items() if fields.get("ExecutionRoleArn")}
 
 
 def _model(result: Adopted, served: Json, reading: Reading, wishes: Wishes) -> Content:
@@ -453,10 +462,7 @@ def _token(result: Adopted, model: Content, settings: Variables, wishes: Wishes)
 def _instance(result: Adopted, source: Source, variant: Json) -> Content:
     instance: Content = {}
     if pools := variant.get("InstancePools", ()):
-        instance["pools"] = [_without_none(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
-        reason = "set the options that differ in instance.pools[].options"
-        names = (pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)
-        result.unmapped += [(f"ModelNameOverride={name}", reason) for name in names]
+        instance["pools"] = _pools(result, pools)
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
     if count := source.instances(variant.get("VariantName")) or variant.get("InitialInstanceCount"):
@@ -479,6 +485,14 @@ def _instance(result: Adopted, source: Source, variant: Json) -> Content:
             reason = "the image's tag names its CUDA version, by which instance.ami: auto chooses the AMI"
             result.idle.append((f"InferenceAmiVersion={ami}", reason))
     return instance
+
+
+def _pools(result: Adopted, pools: Sequence[Json]) -> list[Content]:
+    """Return `instance.pools`, and report the models' names that differ by pool."""
+    reason = "set the options that differ in instance.pools[].options"
+    names = (pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)
+    result.unmapped += [(f"ModelNameOverride={name}", reason) for name in names]
+    return [_without_none(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
 
 
 def _times(source: Source, variant: Json) -> dict[str, int]:

@@ -51,9 +51,14 @@ def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
             statement = next((statement for statement in same if statement.get("Condition") == condition), None)
             if statement is None:
                 same.append(statement := allow(f"{row.sid}{len(same) or ''}", [], [], condition))
-            for field, values in (("Action", row.names), ("Resource", resources)):
-                statement[field] += [value for value in values if value not in statement[field]]
+            _add(statement["Action"], row.names)
+            _add(statement["Resource"], resources)
     return [statement for same in by_sid.values() for statement in same]
+
+
+def _add(values: list[str], others: Iterable[str]) -> None:
+    """Append the values that are not in a list yet."""
+    values += [value for value in others if value not in values]
 
 
 def _scopes(resources: Sequence[str] | Sequence[Scope]) -> list[Scope]:
