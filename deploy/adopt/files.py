@@ -20,12 +20,11 @@ from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
 from deploy.adopt.variables import escaped_line
 from deploy.errors import Refused, SpecError
+from deploy.resources.resource import Content
 from deploy.service_model import sagemaker
 from handler.core.text_files import decode
 
 _MOST = 4 << 20  # maximum size of a file, in bytes
-
-Content = dict[str, Any]
 
 
 def read_file(path: Path, number: int = 1, region: str = "") -> Source:
@@ -83,8 +82,8 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         *checked(file, "Endpoint", "DescribeEndpoint", endpoint),
         *checked(file, "EndpointConfig", "DescribeEndpointConfig", config),
         *checked(file, "", "ListTags", {"Tags": content.get("Tags", [])}),
-        *(note for model in models for note in checked(file, "Model", "DescribeModel", model)),
-        *(note for part in components for note in checked(file, "Components", "DescribeInferenceComponent", part)),
+        *_checked_all(file, "Model", "DescribeModel", models),
+        *_checked_all(file, "Components", "DescribeInferenceComponent", components),
     ]
     return Source(
         str(endpoint.get("EndpointName", "")),
@@ -97,6 +96,11 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         tags=_tags(*models, config, *components, endpoint, content),
         notes=notes,
     )
+
+
+def _checked_all(file: str, part: str, operation: str, items: Sequence[Content]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        yield from checked(file, part, operation, item)
 
 
 _PARTS = {"Endpoint", "EndpointConfig", "Model", "Models", "Components", "Tags"}
@@ -119,16 +123,20 @@ def _model(content: Content, file: str, number: int, region: str) -> Source:
 def _package(content: Content, file: str, number: int, region: str) -> Source:
     """Read the response of DescribeModelPackage for a package in a model registry. Marketplace packages are refused."""
     package = content["InferenceSpecification"]
-    if product := next(filter(None, (container.get("ProductId") for container in package["Containers"])), None):
-        raise Refused(
-            f"{file}: is the Marketplace product {product}, whose container and weights belong to the seller",
-            "Deploy it from the Marketplace; lmi deploy serves only weights that you can access (model.s3, model.id).",
-        )
+    _refuse_product(package["Containers"], file)
     names = [*sagemaker().shape_for("ContainerDefinition").members]  # packages have further fields
     containers = [{name: item[name] for name in names if item.get(name)} for item in package["Containers"]]
     types = package.get("SupportedRealtimeInferenceInstanceTypes", ())
     config = _variant({"InstanceType": types[0]}) if len(types) == 1 else {}
     return _source(content, "ModelPackageArn", file, config, {"Containers": containers})
+
+
+def _refuse_product(containers: Sequence[Content], file: str) -> None:
+    if product := next(filter(None, (container.get("ProductId") for container in containers)), None):
+        raise Refused(
+            f"{file}: is the Marketplace product {product}, whose container and weights belong to the seller",
+            "Deploy it from the Marketplace; lmi deploy serves only weights that you can access (model.s3, model.id).",
+        )
 
 
 def _variant(fields: Content) -> Content:

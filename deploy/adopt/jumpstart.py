@@ -11,7 +11,7 @@ from deploy.adopt.live import Source
 from deploy.data import table
 from deploy.errors import Refused, SpecError
 from deploy.resolve.instances import find
-from deploy.resources.resource import merged
+from deploy.resources.resource import Content, Json, merged
 
 _IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
 """Maps each framework of the SDK to its image, for documents that do not name an image."""
@@ -38,7 +38,7 @@ _LICENCE = (
 )
 
 
-def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source:
+def read_jumpstart(content: Json, file: str, region: str) -> Source:
     """Read a document as the SDK does: with its highest-ranked configuration and its default instance type.
 
     Args:
@@ -57,7 +57,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
     special = [*_special(variants, kind, file)]
-    container: dict[str, Any] = {
+    container: Content = {
         "Image": _image(fields, variants, special, file, region),
         "Environment": _environment(fields, special, file),
     }
@@ -65,7 +65,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
         container |= prefix_data(uri) if uri.endswith("/") else {"ModelDataUrl": uri}
     if drafts := _drafts(fields, file, region):
         container["AdditionalModelDataSources"] = drafts
-    model: dict[str, Any] = {"PrimaryContainer": container}
+    model: Content = {"PrimaryContainer": container}
     if fields.get("inference_enable_network_isolation") and uri:
         model["EnableNetworkIsolation"] = True
     return Source(
@@ -78,7 +78,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     )
 
 
-def _variant(fields: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
+def _variant(fields: Json, kind: str, file: str) -> Content:
     """Return the variant with the default instance type."""
     times = {**fields, **_section(fields.get("deploy_kwargs"), file, "deploy_kwargs")}
     instance = find(kind)
@@ -92,7 +92,7 @@ def _variant(fields: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
     return {name: value for name, value in variant.items() if value}
 
 
-def _notes(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _notes(fields: Json) -> Iterator[tuple[str, str]]:
     """Yield each serving field that is not read, with the reason, and the licence that the user must accept."""
     for name, value in fields.items():
         if name.startswith(_OF_SERVING) and not name.startswith(_READ) and value:
@@ -101,13 +101,13 @@ def _notes(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "JumpStart's hosting_eula_key", _LICENCE
 
 
-def prefix_data(uri: str) -> dict[str, Any]:
+def prefix_data(uri: str) -> Content:
     """Return the ModelDataSource field of a container for uncompressed model data under an S3 prefix."""
     data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
     return {"ModelDataSource": {"S3DataSource": data}}
 
 
-def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
+def _chosen(fields: Content, file: str) -> Content:
     """Merge the highest-ranked configuration, or else the first by name, into the document's own fields."""
     configs = _map(fields, file, "inference_configs")
     components = _map(fields, file, "inference_config_components")
@@ -119,28 +119,26 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
     return fields
 
 
-def _ranked(fields: Mapping[str, Any], configs: Mapping[str, Any], file: str) -> list[str]:
+def _ranked(fields: Json, configs: Json, file: str) -> list[str]:
     """Return the configuration names in the order in which the document ranks them."""
     path = "inference_config_rankings"
     ranking = _section(_map(fields, file, path).get("overall"), file, path)
     return [name for name in map(str, listed(ranking.get("rankings"), file, "rankings")) if name in configs]
 
 
-def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:
+def _special(variants: Json, kind: str, file: str) -> Iterator[Content]:
     """Yield the document's settings for the instance type, followed by those for its family."""
     variant_map = _map(variants, file, "variants")
     for name in (kind, kind.removeprefix("ml.").partition(".")[0]):
         yield _section(variant_map.get(name), file, f"variants.{name}")
 
 
-def _of_type(special: list[dict[str, Any]], file: str, name: str) -> Any:
+def _of_type(special: list[Content], file: str, name: str) -> Any:
     values = (_section(item.get("properties"), file, "properties").get(name) for item in special)
     return next((value for value in values if value), None)
 
 
-def _image(
-    fields: Mapping[str, Any], variants: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str
-) -> str:
+def _image(fields: Json, variants: Json, special: list[Content], file: str, region: str) -> str:
     regions = _map(variants, file, "regional_aliases")
     aliases = _map(regions, file, region if region in regions else next(iter(regions), ""))
     aliases_of_type = (
@@ -157,8 +155,8 @@ def _image(
     return _IMAGES.get(str(specs["framework"]), f"{specs['framework']}:{{}}").format(specs.get("framework_version", ""))
 
 
-def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str) -> dict[str, str]:
-    environ: dict[str, Any] = {}
+def _environment(fields: Json, special: list[Content], file: str) -> dict[str, str]:
+    environ: Content = {}
     path = "inference_environment_variables"
     for number, item in enumerate(listed(fields.get(path), file, path)):
         variable = _section(item, file, f"{path}[{number}]")
@@ -172,7 +170,7 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
     return {name: str(value) for name, value in environ.items() if value is not None}
 
 
-def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
+def _weights(fields: Json, special: list[Content], file: str, region: str) -> str:
     """Return the URI of the weights, or "" if there are none.
 
     Prepacked artifacts, which include a script, take precedence.
@@ -188,14 +186,14 @@ def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str
     return ""
 
 
-def _drafts(fields: Mapping[str, Any], file: str, region: str) -> list[dict[str, Any]]:
+def _drafts(fields: Json, file: str, region: str) -> list[Content]:
     """Return the draft models as entries of CreateModel's AdditionalModelDataSources."""
     name = "hosting_additional_data_sources"
     sources = listed(_section(fields.get(name), file, name).get(_DRAFT), file, _DRAFT)
     return [_draft(source, file, region) for source in sources]
 
 
-def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
+def _draft(item: Any, file: str, region: str) -> Content:
     source = _section(item, file, _DRAFT)
     data = _section(source.get("s3_data_source"), file, f"{_DRAFT}: s3_data_source")
     provider = _section(source.get("provider"), file, f"{_DRAFT}: provider")
@@ -212,17 +210,17 @@ def _in_bucket(key: str, file: str, region: str, *, gated: bool) -> str:
     return f"s3://jumpstart-{'private-' * gated}cache-prod-{region}/{key}"
 
 
-def _section(value: Any, file: str, path: str) -> dict[str, Any]:
+def _section(value: Any, file: str, path: str) -> Content:
     """Return an object with its field names converted to snake case, or {} for None."""
     return {xform_name(name): item for name, item in _object(value, file, path).items()}
 
 
-def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
+def _map(fields: Json, file: str, name: str) -> Content:
     """Return an object without converting its keys, which are names of variables, instance types or regions."""
     return _object(fields.get(name), file, name)
 
 
-def _object(value: Any, file: str, path: str) -> dict[str, Any]:
+def _object(value: Any, file: str, path: str) -> Content:
     if value is not None and not isinstance(value, dict):
         raise SpecError(f"{file}: {path}: must be an object")
     return value or {}

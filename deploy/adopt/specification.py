@@ -13,7 +13,7 @@ from deploy.errors import Refused, SpecError
 from deploy.resolve.images import image_architecture, image_cuda, package_version
 from deploy.resolve.instances import GPU_FAMILIES, LLAMACPP, architecture, family
 from deploy.resources.environment import MODEL_DATA
-from deploy.resources.resource import Json
+from deploy.resources.resource import Content, Json
 from deploy.s3.archive import OPTIONS_FILE, Artifact
 from deploy.s3.prefix import ARCHIVE
 from deploy.service_model import sagemaker
@@ -28,7 +28,7 @@ _BY_CONCURRENCY = (
 _COOLDOWN = 300  # seconds: Application Auto Scaling's default for SageMaker
 
 
-def scaling_of(source: Source, variant: Json, unmapped: list[tuple[str, str]]) -> dict[str, Any] | None:
+def scaling_of(source: Source, variant: Json, unmapped: list[tuple[str, str]]) -> Content | None:
     """Return the `scaling` section, or None if the endpoint has no scaling that can be mapped.
 
     Args:
@@ -46,8 +46,8 @@ def scaling_of(source: Source, variant: Json, unmapped: list[tuple[str, str]]) -
     return sections[0]
 
 
-def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> dict[str, Any] | None:
-    result: dict[str, Any] | None = None
+def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> Content | None:
+    result: Content | None = None
     for policy in [item for item in source.policies if item["ResourceId"] == target["ResourceId"]]:
         name, tracking = policy["PolicyName"], policy.get("TargetTrackingScalingPolicyConfiguration", {})
         metric = tracking.get("PredefinedMetricSpecification", {}).get("PredefinedMetricType")
@@ -106,7 +106,7 @@ class Adopted:
         passed: names of the fields that are passed to SageMaker unchanged.
     """
 
-    content: dict[str, Any]
+    content: Content
     head: list[str] = field(default_factory=list)
     unmapped: list[tuple[str, str]] = field(default_factory=list)
     idle: list[tuple[str, str]] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Adopted:
             self.content[name] = value
 
 
-def _without_none(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> Content:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -239,7 +239,7 @@ class ServingContainer(NamedTuple):
     """A serving container: the name of its component ("" if there are no components), its fields, and its model."""
 
     component: str
-    container: dict[str, Any]
+    container: Content
     model: Json
 
 
@@ -311,8 +311,7 @@ def _read(source: Source, served: ServingContainer, wishes: Wishes) -> Reading:
         other_files = (*([OPTIONS_FILE] if artifact.variables else []), *artifact.other_files)
         artifact = replace(artifact, variables={}, other_files=other_files, folder="")
     if container.kind == "triton":
-        engine, repository = read_repository(artifact, str(environ.get(NAME, "")), wishes.model)
-        container = container._replace(engine=engine, repository=repository)
+        container = _with_repository(container, artifact, str(environ.get(NAME, "")), wishes.model)
     settings = variables(environ, container)
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
         settings = variables({**environ, **artifact.variables}, container)
@@ -321,7 +320,13 @@ def _read(source: Source, served: ServingContainer, wishes: Wishes) -> Reading:
     return Reading(container, settings, artifact)
 
 
-def _component_parts(result: Adopted, source: Source, served: ServingContainer, wishes: Wishes) -> dict[str, Any]:
+def _with_repository(container: Container, artifact: Artifact, name: str, model: str | None) -> Container:
+    """Return Triton's container with what its repository of models says."""
+    engine, repository = read_repository(artifact, name, model)
+    return container._replace(engine=engine, repository=repository)
+
+
+def _component_parts(result: Adopted, source: Source, served: ServingContainer, wishes: Wishes) -> Content:
     """Return a component's own model, options and environment, which replace those at the top level."""
     if wishes.model is not None:
         raise SpecError(
@@ -352,16 +357,14 @@ def _of_component(name: str, notes: Sequence[tuple[str, str]]) -> list[tuple[str
     return [(f"components {name}: {setting}", reason) for setting, reason in notes]
 
 
-def _override(settings: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+def _override(settings: Mapping[str, Any], whole: Mapping[str, Any]) -> Content:
     """Return the settings that differ from those at the top level. Settings that only the top level has are None."""
     return {key: settings.get(key) for key in (*settings, *whole) if settings.get(key) != whole.get(key)}
 
 
 def _role(result: Adopted, source: Source, variant: Json, served: Sequence[ServingContainer], wishes: Wishes) -> str:
     """Return the execution role: the user's, or the first in the source. Report the source's other roles."""
-    by_owner = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
-    by_owner["the endpoint configuration"] = source.config
-    roles = {owner: fields["ExecutionRoleArn"] for owner, fields in by_owner.items() if fields.get("ExecutionRoleArn")}
+    roles = _roles_by_owner(source, variant, served)
     role = wishes.role or next(iter(roles.values()), None)
     if not role:
         raise SpecError("no execution role is known", "Pass its ARN as --role ARN.")
@@ -377,7 +380,13 @@ def _stays(model_id: str) -> bool:
     return not model_id or model_id.startswith("/")
 
 
-def _model(result: Adopted, served: Json, reading: Reading, wishes: Wishes) -> dict[str, Any]:
+def _roles_by_owner(source: Source, variant: Json, served: Sequence[ServingContainer]) -> dict[str, str]:
+    by_owner = {"the variant": variant, **{f"the model {item.component}".rstrip(): item.model for item in served}}
+    by_owner["the endpoint configuration"] = source.config
+    return {owner: fields["ExecutionRoleArn"] for owner, fields in by_owner.items() if fields.get("ExecutionRoleArn")}
+
+
+def _model(result: Adopted, served: Json, reading: Reading, wishes: Wishes) -> Content:
     """Return the `model` section, and report the container's other model data in the comments.
 
     Raises:
@@ -386,7 +395,7 @@ def _model(result: Adopted, served: Json, reading: Reading, wishes: Wishes) -> d
     uri, is_prefix = data_of(served)
     settings, artifact = reading.settings, reading.artifact
     id = wishes.model or settings.model_id
-    model: dict[str, Any] = {}
+    model: Content = {}
     if id.startswith("s3://"):
         model["s3"] = id if id.endswith(("/", ARCHIVE)) else f"{id}/"
     elif not _stays(id):
@@ -439,7 +448,7 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
 _MOST_NAMES = 5  # maximum number of file names in a comment
 
 
-def _token(result: Adopted, model: dict[str, Any], settings: Variables, wishes: Wishes) -> None:
+def _token(result: Adopted, model: Content, settings: Variables, wishes: Wishes) -> None:
     """Set `model.token_secret`, or report a token in the environment that has to be moved there."""
     if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
@@ -450,13 +459,10 @@ def _token(result: Adopted, model: dict[str, Any], settings: Variables, wishes: 
         result.unmapped += [(f"{name}=***", reason) for name in settings.hub_token]
 
 
-def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
-    instance: dict[str, Any] = {}
+def _instance(result: Adopted, source: Source, variant: Json) -> Content:
+    instance: Content = {}
     if pools := variant.get("InstancePools", ()):
-        instance["pools"] = [_without_none(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
-        reason = "set the options that differ in instance.pools[].options"
-        names = (pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)
-        result.unmapped += [(f"ModelNameOverride={name}", reason) for name in names]
+        instance["pools"] = _pools(result, pools)
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
     if count := source.instances(variant.get("VariantName")) or variant.get("InitialInstanceCount"):
@@ -479,6 +485,14 @@ def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
             reason = "the image's tag names its CUDA version, by which instance.ami: auto chooses the AMI"
             result.idle.append((f"InferenceAmiVersion={ami}", reason))
     return instance
+
+
+def _pools(result: Adopted, pools: Sequence[Json]) -> list[Content]:
+    """Return `instance.pools`, and report the models' names that differ by pool."""
+    reason = "set the options that differ in instance.pools[].options"
+    names = (pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)
+    result.unmapped += [(f"ModelNameOverride={name}", reason) for name in names]
+    return [_without_none(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
 
 
 def _times(source: Source, variant: Json) -> dict[str, int]:
@@ -516,7 +530,7 @@ def _routing(result: Adopted, variant: Json) -> Any:
 
 def _components(
     result: Adopted, source: Source, different: Sequence[ServingContainer], wishes: Wishes
-) -> list[dict[str, Any]]:
+) -> list[Content]:
     """Return the `components` section, in which each of `different` has its own model."""
     parts_by_component = {other.component: _component_parts(result, source, other, wishes) for other in different}
     return [
@@ -525,7 +539,7 @@ def _components(
     ]
 
 
-def _component(result: Adopted, source: Source, item: Json, parts: Json) -> dict[str, Any]:
+def _component(result: Adopted, source: Source, item: Json, parts: Json) -> Content:
     name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
     needs, runtime = specification.get("ComputeResourceRequirements", {}), item.get("RuntimeConfig", {})
     copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
@@ -557,8 +571,8 @@ def _adapters(source: Source, base: str) -> Iterator[dict[str, str]]:
             yield {"name": str(item["InferenceComponentName"]), "artifact": artifact}
 
 
-def _network(source: Source, model: Json) -> dict[str, Any]:
-    network: dict[str, Any] = {}
+def _network(source: Source, model: Json) -> Content:
+    network: Content = {}
     vpc = model.get("VpcConfig") or source.config.get("VpcConfig")
     if vpc:
         network = {"subnets": list(vpc["Subnets"]), "security_groups": list(vpc["SecurityGroupIds"])}
@@ -567,7 +581,7 @@ def _network(source: Source, model: Json) -> dict[str, Any]:
     return network
 
 
-def _asynchronous(content: dict[str, Any], source: Source) -> None:
+def _asynchronous(content: Content, source: Source) -> None:
     """Set `async` and its key if the endpoint is asynchronous."""
     if (config := source.config.get("AsyncInferenceConfig")) is None:
         return
@@ -584,7 +598,7 @@ def _asynchronous(content: dict[str, Any], source: Source) -> None:
         content["encryption"] = {**content.get("encryption", {}), "output_key": key}
 
 
-def _passed(result: Adopted, source: Source, variant: Json, served: ServingContainer) -> dict[str, Any]:
+def _passed(result: Adopted, source: Source, variant: Json, served: ServingContainer) -> Content:
     """Return the `sagemaker` section: all fields that the specification has no setting for."""
     if "ImageConfig" in served.container:
         result.idle.append(("ImageConfig", "it applies only to the original image"))
@@ -601,13 +615,13 @@ def _passed(result: Adopted, source: Source, variant: Json, served: ServingConta
     return {part: fields for part, fields in parts_left.items() if fields}
 
 
-def _container_fields(container: Json, model: Json) -> dict[str, Any]:
+def _container_fields(container: Json, model: Json) -> Content:
     """Return the container's fields without ImageConfig, and without ModelDataSource unless the model is in S3."""
     omitted = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
     return {name: value for name, value in container.items() if name not in omitted}
 
 
-def _unowned_fields(result: Adopted, part: str, content: Json, path: str) -> dict[str, Any]:
+def _unowned_fields(result: Adopted, part: str, content: Json, path: str) -> Content:
     """Return the fields of a part that the specification has no setting for, under SageMaker's names."""
     fields = _without_owned(shape_of(part), content, OWNED[part], "")
     for name in list(fields):
@@ -621,8 +635,8 @@ def _unowned_fields(result: Adopted, part: str, content: Json, path: str) -> dic
     return fields
 
 
-def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: str) -> Content:
+    fields: Content = {}
     for name, value in content.items():
         below = f"{path}.{name}".removeprefix(".")
         if below in owned or name not in shape.members or value in (None, {}, [], ""):

@@ -17,7 +17,7 @@ from deploy.preflight.checks import quota, run
 from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.build import spec_digest
 from deploy.resources.endpoint_config import model
-from deploy.resources.resource import Json, Resource, batch_name, digest, job_prefix, tags, version_name
+from deploy.resources.resource import Content, Json, Resource, batch_name, digest, job_prefix, tags, version_name
 from deploy.s3.prefix import ARCHIVE, Prefix, bucket_and_key, check_region
 from deploy.s3.upload import counted
 from deploy.service_model import instance_types
@@ -78,11 +78,6 @@ def transform_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: boo
     job_tags = tags(spec.name, spec_digest(spec), spec.tags)
     job_model = _model(spec, decision, job_tags, allow_plaintext_secret=allow_plaintext_secret)
     concurrency, payload = amounts(spec)
-    resources: dict[str, Any] = {"InstanceType": decision.instance_type, "InstanceCount": spec.instance.count}
-    if decision.gpus:
-        resources["TransformAmiVersion"] = _GPU_AMI
-    if spec.encryption.volume_key is not None:
-        resources["VolumeKmsKeyId"] = spec.encryption.volume_key
     output = {"S3OutputPath": batch.output, "AssembleWith": "Line"}
     if spec.encryption.output_key is not None:
         output["KmsKeyId"] = spec.encryption.output_key
@@ -98,11 +93,21 @@ def transform_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: boo
             "SplitType": "Line",
         },
         "TransformOutput": output,
-        "TransformResources": resources,
+        "TransformResources": _resources(spec, decision),
         "Tags": job_tags,
     }
     stem = f"{job_prefix(spec.name)}{digest([batch.input, batch.output])}"
     return TransformJob(job_model, stem, request, tuple(_warnings(spec, decision)))
+
+
+def _resources(spec: Spec, decision: Decision) -> Content:
+    """Return the instances of a job."""
+    resources: Content = {"InstanceType": decision.instance_type, "InstanceCount": spec.instance.count}
+    if decision.gpus:
+        resources["TransformAmiVersion"] = _GPU_AMI
+    if spec.encryption.volume_key is not None:
+        resources["VolumeKmsKeyId"] = spec.encryption.volume_key
+    return resources
 
 
 def amounts(spec: Spec) -> tuple[int, int]:

@@ -54,13 +54,18 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError(f"--name is {arguments.name}, but the file's name is {spec.name}", "Pass only one of them.")
     if spec is not None and arguments.endpoint not in (None, spec.endpoint):
         raise SpecError(f"--endpoint is {arguments.endpoint}, but the file's endpoint is {spec.endpoint or spec.name}")
-    other_endpoint = arguments.endpoint if arguments.endpoint != arguments.name else None
-    name = spec.deployment if spec is not None else deployment_of(arguments.name, other_endpoint)
+    name = spec.deployment if spec is not None else _deployment(arguments)
     only = "".join(f" --{flag}" for flag in ("shadow", "logs") if getattr(arguments, flag))
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
     work = partial(_remove, aws, name, spec, out(), arguments)
     again = f"down{only}{' --data' * arguments.data}"
     return to_the_end(work, again=again, remove=f"{down_command(name, aws.region)}{only}")
+
+
+def _deployment(arguments: argparse.Namespace) -> str:
+    """Return the name of a deployment without a specification."""
+    other_endpoint = arguments.endpoint if arguments.endpoint != arguments.name else None
+    return deployment_of(arguments.name, other_endpoint)
 
 
 def _remove(aws: Aws, name: str, spec: Spec | None, console: Console, arguments: argparse.Namespace, run: Run) -> int:

@@ -153,9 +153,8 @@ def call(
             response: dict[str, Any] = getattr(client, operation)(**request)
             return response
         except ParamValidationError as error:
-            if not (unknown := _UNKNOWN.findall(str(error))):
+            if not (fields := _unknown_fields(error)):
                 raise
-            fields = ", ".join(f"{path}.{name}".removeprefix("input.") for path, name in unknown)
             raise DeployError(
                 f"{operation}: the installed boto3 does not know {fields}", "Update it: pip install --upgrade boto3"
             ) from None
@@ -166,6 +165,10 @@ def call(
         pause(seconds)
         waited += seconds
     raise AssertionError("the last try returns or raises")
+
+
+def _unknown_fields(error: ParamValidationError) -> str:
+    return ", ".join(f"{path}.{name}".removeprefix("input.") for path, name in _UNKNOWN.findall(str(error)))
 
 
 def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:

@@ -243,9 +243,16 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     changes_in_order = _changes_in_order(desired, _without(remaining, scaling), deregistered, remaining)
     # Tags describe what serves, so they are changed last: an update that is rolled back must not change them.
     changes_in_order.sort(key=lambda action: action.verb is Verb.TAG)
-    dead = [removal_of(item, f"its status is {item.status}" if item.failed else _WITHOUT_OTHER) for item in failed]
-    actions = (*dead, *changes_in_order, *_removals(desired, _without(remaining, scaling), keep))
+    actions = (
+        *map(_removal_of_failed, failed),
+        *changes_in_order,
+        *_removals(desired, _without(remaining, scaling), keep),
+    )
     return Plan(live.deployment, actions, live.online)
+
+
+def _removal_of_failed(item: LiveResource) -> Action:
+    return removal_of(item, f"its status is {item.status}" if item.failed else _WITHOUT_OTHER)
 
 
 _WITHOUT_OTHER = "the resource that it depends on is deleted"

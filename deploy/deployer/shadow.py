@@ -92,12 +92,18 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     assert served is not None
     models = [item for item in resources if item.kind is Kind.MODEL]
     (config_request,) = (item.request for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
-    shadow = _variant(config_request["ProductionVariants"][0], _weight(endpoint, served), share)
-    content = {**_creation_fields(served.description), "ShadowProductionVariants": [shadow]}
-    if spec.capture is not None:  # SageMaker discards the shadow's responses otherwise
-        content[_CAPTURE] = config_request[_CAPTURE]
+    content = _content(spec, config_request, served, _weight(endpoint, served), share)
     config = _config(spec.name, content, [*config_request["Tags"], {"Key": TAG_BEFORE, "Value": before(live)}], models)
     return (*models, config, _serving(spec.name, config.name, _kept(content, served.description)))
+
+
+def _content(spec: Spec, request: Json, served: LiveResource, weight: float, share: Share) -> dict[str, Any]:
+    """Return the content of a configuration that adds the shadow to the served one."""
+    shadow = _variant(request["ProductionVariants"][0], weight, share)
+    content = {**_creation_fields(served.description), "ShadowProductionVariants": [shadow]}
+    if spec.capture is not None:  # SageMaker discards the shadow's responses otherwise
+        content[_CAPTURE] = request[_CAPTURE]
+    return content
 
 
 def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
@@ -168,20 +174,26 @@ def plan_end(live: Live) -> Plan:
     back: list[Action] = []
     keep = {before(live)}
     if endpoint is not None and config is not None:
-        name = config.tags[TAG_BEFORE]
-        previous = live.get(Kind.ENDPOINT_CONFIG, (name,))
-        if previous is None:
-            copy = _without_shadow(live, config)
-            name = copy.name
-            back += action_of(copy, live, ())
+        name, back = _back(live, endpoint, config)
         keep = {name}
-        kept = _kept((config if previous is None else previous).description, config.description)
-        back += action_of(_serving(endpoint.name, name, kept), live, ())
     elif endpoint is not None and endpoint.mixed and any(TAG_BEFORE in item.tags for item in live.owned):
         # The update that added the shadow could not be rolled back, so parts of the endpoint may still use it.
         back += action_of(_serving(endpoint.name, before(live), _kept({}, {})), live, ())
     left = [removal_of(item, "") for item in _removable_parts(live, keep)]
     return Plan(live.deployment, (*back, *left))
+
+
+def _back(live: Live, endpoint: LiveResource, config: LiveResource) -> tuple[str, list[Action]]:
+    """Return the name of the configuration that the endpoint gets again, and the actions for it."""
+    name = config.tags[TAG_BEFORE]
+    actions: list[Action] = []
+    previous = live.get(Kind.ENDPOINT_CONFIG, (name,))
+    if previous is None:
+        copy = _without_shadow(live, config)
+        name = copy.name
+        actions += action_of(copy, live, ())
+    kept = _kept((config if previous is None else previous).description, config.description)
+    return name, [*actions, *action_of(_serving(endpoint.name, name, kept), live, ())]
 
 
 def before(live: Live) -> str:

@@ -164,9 +164,7 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
     names: dict[str, str] = {}
     models = _components_of_models(resources)
     for resource in resources:
-        suffix = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
-        suffix = suffix.removeprefix(f"{deployment}/")
-        text = resource.kind.value if resource.kind in _UNIQUE else f"{resource.kind.value}-{suffix}"
+        text = _words_of(resource, deployment)
         if (component := models.get(resource.key)) is not None:
             text = f"{text}-{component}"
         name = "".join(word[0].upper() + word[1:] for word in re.findall("[A-Za-z0-9]+", text))
@@ -174,6 +172,14 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
             name += "X"
         names[resource.key] = name
     return names
+
+
+def _words_of(resource: Resource, deployment: str) -> str:
+    """Return the kind of a resource and what its name says beside the deployment."""
+    if resource.kind in _UNIQUE:
+        return resource.kind.value
+    suffix = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
+    return f"{resource.kind.value}-{suffix.removeprefix(f'{deployment}/')}"
 
 
 def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:

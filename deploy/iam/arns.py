@@ -41,9 +41,7 @@ class Arns:
         self.account: str = decision.account or account
         self._region = decision.region
         self.spec, self.encryption = spec, spec.encryption
-        self._served = [(server, decision.of(server)) for server in servers(spec)]
-        if decision.shadow is not None:
-            self._served.append((shadow_of(spec), decision.shadow))
+        self._served = _decided(spec, decision)
         self.data = _once(decided.model_data for _, decided in self._served)
         self.uploads = uploads(spec) if self.data else []
         self.artifacts = self.data + [adapter.artifact for item in spec.components for adapter in item.adapters]
@@ -210,6 +208,12 @@ def _object_pattern(path: str) -> str:
     if path.endswith(ARCHIVE):
         return path
     return f"{path}*" if "/" in path else f"{path}/*"
+
+
+def _decided(spec: Spec, decision: Decision) -> list[tuple[Spec, Decision]]:
+    """Return each server of the deployment, and the shadow, with what was decided for it."""
+    decided = [(server, decision.of(server)) for server in servers(spec)]
+    return decided if decision.shadow is None else [*decided, (shadow_of(spec), decision.shadow)]
 
 
 def _once(values: Iterable[str | None]) -> list[str]:

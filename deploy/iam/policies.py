@@ -51,9 +51,14 @@ def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
             statement = next((statement for statement in same if statement.get("Condition") == condition), None)
             if statement is None:
                 same.append(statement := allow(f"{row.sid}{len(same) or ''}", [], [], condition))
-            for field, values in (("Action", row.names), ("Resource", resources)):
-                statement[field] += [value for value in values if value not in statement[field]]
+            _add(statement["Action"], row.names)
+            _add(statement["Resource"], resources)
     return [statement for same in by_sid.values() for statement in same]
+
+
+def _add(values: list[str], others: Iterable[str]) -> None:
+    """Append the values that are not in a list yet."""
+    values += [value for value in others if value not in values]
 
 
 def _scopes(resources: Sequence[str] | Sequence[Scope]) -> list[Scope]:
@@ -297,7 +302,7 @@ def parts(policy: Policy, maximum: int = MOST) -> list[Policy]:
     """Split a policy into policies of at most `maximum` characters, which together allow the same actions."""
     policies: list[Policy] = []
     for statement in policy["Statement"]:
-        remaining: dict[str, Any] | None = statement
+        remaining: Statement | None = statement
         while remaining is not None:
             last = policies[-1]["Statement"] if policies else []
             taken, left = _split(policy, last, remaining, maximum)
@@ -310,15 +315,15 @@ def parts(policy: Policy, maximum: int = MOST) -> list[Policy]:
 
 
 def _split(
-    policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], maximum: int
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    policy: Policy, before: list[Statement], statement: Statement, maximum: int
+) -> tuple[Statement | None, Statement | None]:
     """Return the part of a statement that fits after the statements in `before`, and the rest.
 
     Only a statement that does not fit into a policy by itself is divided, by its resources or by the values of a
     condition. Each resource or value is sufficient for a match, so they can be in separate statements.
     """
 
-    def fits(preceding: list[dict[str, Any]], statement: dict[str, Any]) -> bool:
+    def fits(preceding: list[Statement], statement: Statement) -> bool:
         return length({**policy, "Statement": [*preceding, statement]}) <= maximum
 
     if fits(before, statement):
@@ -335,9 +340,9 @@ def _split(
     return None, statement
 
 
-def _list_of(statement: dict[str, Any]) -> tuple[list[str], Callable[[list[str]], dict[str, Any]]]:
+def _list_of(statement: Statement) -> tuple[list[str], Callable[[list[str]], Statement]]:
     """Return a statement's longest list of alternatives, and a function that replaces it in the statement."""
-    lists: list[tuple[list[str], Callable[[list[str]], dict[str, Any]]]] = [
+    lists: list[tuple[list[str], Callable[[list[str]], Statement]]] = [
         (statement["Resource"], lambda some: {**statement, "Resource": some})
     ]
     for operator, keys in statement.get("Condition", {}).items():
@@ -347,6 +352,6 @@ def _list_of(statement: dict[str, Any]) -> tuple[list[str], Callable[[list[str]]
     return max(lists, key=lambda chunk: len(chunk[0]))
 
 
-def _put(statement: dict[str, Any], operator: str, key: str) -> Callable[[list[str]], dict[str, Any]]:
+def _put(statement: Statement, operator: str, key: str) -> Callable[[list[str]], Statement]:
     conditions = statement["Condition"]
     return lambda some: {**statement, "Condition": {**conditions, operator: {**conditions[operator], key: some}}}

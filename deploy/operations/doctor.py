@@ -33,6 +33,10 @@ OPEN = (
 _FAILURES = (ClientError, BotoCoreError, HTTPError)
 
 
+Result = tuple[str, Mapping[str, Any]]
+"""What was measured, as text and in machine-readable form."""
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The result of one measurement.
@@ -103,7 +107,7 @@ def report(endpoint: str, findings: Sequence[Measurement]) -> dict[str, Any]:
     return {"endpoint": endpoint, "findings": [asdict(finding) for finding in findings]}
 
 
-def _measure(question: str, measurement: Callable[[], tuple[str, Mapping[str, Any]]]) -> Measurement:
+def _measure(question: str, measurement: Callable[[], Result]) -> Measurement:
     try:
         result, figures = measurement()
     except _FAILURES as error:
@@ -125,7 +129,7 @@ def _prompt(tokens: int, **parameters: Any) -> dict[str, Any]:
     return {"inputs": "Count from one to one hundred:", "parameters": {"max_new_tokens": tokens, **parameters}}
 
 
-def _plain(target: Target, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
+def _plain(target: Target, clock: Callable[[], float]) -> Result:
     began = clock()
     response = target.invoke(_prompt(1))
     size = len(response["Body"].read())
@@ -133,14 +137,14 @@ def _plain(target: Target, clock: Callable[[], float]) -> tuple[str, Mapping[str
     return f"{size} bytes of {response['ContentType']} after {took:.2f} s", {"seconds": took, "bytes": size}
 
 
-def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
+def _accept_plain(target: Target) -> Result:
     return _compare(
         lambda accept: str(target.invoke(_prompt(1), Accept=accept)["ContentType"]),
         ("application/json", "application/jsonlines"),
     )
 
 
-def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
+def _accept_stream(target: Target) -> Result:
     """Measure whether the Accept parameter, sent as X-Amzn-SageMaker-Accept, changes the content type of a stream."""
 
     def content_type(accept: str) -> str:
@@ -152,7 +156,7 @@ def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
     return _compare(content_type, ("application/jsonlines", "text/event-stream"))
 
 
-def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tuple[str, Mapping[str, Any]]:
+def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> Result:
     types = {accept: content_type(accept) for accept in accepts}
     text = "; ".join(f"{accept} returns {kind}" for accept, kind in types.items())
     followed = len(set(types.values())) == len(accepts)
@@ -161,7 +165,7 @@ def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tu
     return f"{'reaches the container' if followed else 'has no effect'}: {text}", {"content_types": types}
 
 
-def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
+def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> Result:
     began = clock()
     events = target.stream(_prompt(tokens))["Body"]
     parts: list[tuple[float, bytes]] = []
@@ -195,7 +199,7 @@ def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str
     )
 
 
-def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
+def _headers(target: Target) -> Result:
     response = target.invoke(_prompt(1), CustomAttributes="doctor=1", InferenceId="doctor-1")
     back = {
         name: value
@@ -205,7 +209,7 @@ def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
     return f"{len(back)} headers are returned: {', '.join(sorted(back))}", {"headers": back}
 
 
-def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
+def _session(target: Target) -> Result:
     response = target.invoke({"requestType": "NEW_SESSION"}, SessionId="NEW_SESSION")
     session_id = response.get("NewSessionId")
     if session_id is None:
@@ -214,13 +218,13 @@ def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
     return f"opened and closed ({session_id})", {"opened": True}
 
 
-def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:
+def _size(target: Target, size: int) -> Result:
     """Send a request whose body is padded with spaces to `size` bytes."""
     target.invoke(json.dumps(_prompt(1)).encode().ljust(size))["Body"].read()
     return "accepted", {"bytes": size}
 
 
-def _slow(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
+def _slow(target: Target, tokens: int, clock: Callable[[], float]) -> Result:
     began = clock()
     try:
         target.invoke(_prompt(tokens, ignore_eos_token=True))["Body"].read()

@@ -207,16 +207,18 @@ def _role(context: Context) -> Check:
     except DeployError as failure:
         advice = "Allow iam:SimulatePrincipalPolicy on the role, as in the policy of `lmi deploy iam --who deployer`."
         return warning("role", f"{arn}: permissions not checked: {failure}", advice)
-    if denied:
-        actions = ", ".join(names := dict.fromkeys(need.action for need in denied))
-        if reason := never_pulled(context, names):
-            return error("role", f"{arn} is not allowed {actions}, {reason}", _ATTACH)
-        advice = (
-            f"{_ATTACH} "
-            "Policies of buckets, keys and repositories, which are not checked, may also allow these actions."
-        )
-        return warning("role", f"{arn} is not allowed {actions}", advice)
-    return ok("role", arn)
+    return _denied(context, dict.fromkeys(need.action for need in denied)) if denied else ok("role", arn)
+
+
+def _denied(context: Context, actions: Mapping[str, object]) -> Check:
+    """Return the check of a role that is not allowed these actions."""
+    says = f"{context.spec.role} is not allowed {', '.join(actions)}"
+    if reason := never_pulled(context, actions):
+        return error("role", f"{says}, {reason}", _ATTACH)
+    advice = (
+        f"{_ATTACH} Policies of buckets, keys and repositories, which are not checked, may also allow these actions."
+    )
+    return warning("role", says, advice)
 
 
 def _trusts_sagemaker(document: Any) -> bool:
@@ -343,6 +345,11 @@ def _network(context: Context) -> Check | None:
             advice = "Correct network.subnets and network.security_groups."
             return error("network", failure.response["Error"]["Message"], advice)
         raise
+    return _placement(subnets, groups)
+
+
+def _placement(subnets: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> Check:
+    """Check that subnets and security groups are in one VPC, and in several zones."""
     vpcs = sorted({item["VpcId"] for item in (*subnets, *groups)})
     if len(vpcs) > 1:
         says = f"subnets and security groups belong to several VPCs: {', '.join(vpcs)}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
 
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
-from deploy.resources.resource import SHADOW, Kind, Resource, merged, version_name
+from deploy.resources.resource import SHADOW, Content, Json, Kind, Resource, merged, version_name
 from deploy.s3.prefix import ARCHIVE
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
@@ -21,13 +20,13 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
 
     Metrics do not need a setting, because SageMaker scrapes /metrics on port 8080 by default.
     """
-    container: dict[str, Any] = {
+    container: Content = {
         "Image": decision.image,
         "Environment": environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret),
     }
     if decision.model_data is not None:
         container |= _data(decision.model_data, spec.sagemaker.model.get("PrimaryContainer", {}))
-    content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
+    content: Content = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
     if not spec.components:  # with components, the endpoint configuration has these settings
         content |= isolation(spec)
     content = merged(content, spec.sagemaker.model)
@@ -35,7 +34,7 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
     return Resource(Kind.MODEL, name, {"ModelName": name, **content, "Tags": tags})
 
 
-def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
+def _data(uri: str, passed: Json) -> Content:
     """Return the container's fields for the model data.
 
     An archive is set as ModelDataUrl, which transform jobs also accept, unless `passed` has fields of ModelDataSource.
@@ -50,9 +49,9 @@ def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
     return {"ModelDataSource": {"S3DataSource": {"S3Uri": uri, "S3DataType": kind, "CompressionType": compression}}}
 
 
-def isolation(spec: Spec) -> dict[str, Any]:
+def isolation(spec: Spec) -> Content:
     """Return the network settings of a model or an endpoint configuration."""
-    properties: dict[str, Any] = {}
+    properties: Content = {}
     if spec.network.subnets:
         properties["VpcConfig"] = {
             "SecurityGroupIds": list(spec.network.security_groups),
@@ -82,7 +81,7 @@ def endpoint_config(
             components.
         shadow: the shadow variant's model, or None.
     """
-    content: dict[str, Any] = {"ProductionVariants": [_variant(spec, decision, models)]}
+    content: Content = {"ProductionVariants": [_variant(spec, decision, models)]}
     if spec.components:
         content |= {"ExecutionRoleArn": spec.role, **isolation(spec)}
     if spec.encryption.volume_key is not None:
@@ -100,8 +99,8 @@ def endpoint_config(
     return Resource(Kind.ENDPOINT_CONFIG, name, {"EndpointConfigName": name, **content, "Tags": tags}, needs)
 
 
-def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
-    variant: dict[str, Any] = {
+def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> Content:
+    variant: Content = {
         "VariantName": spec.instance.variant,
         **_types(decision, () if spec.components else models),
         "InitialInstanceCount": instances(spec),
@@ -130,7 +129,7 @@ def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict
     return merged(variant, spec.sagemaker.variant)
 
 
-def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
+def _shadow(spec: Spec, decision: Decision, model: Resource) -> Content:
     """Return the shadow variant. Its weight is its share of the requests, as the serving variant's weight is 1."""
     assert spec.shadow is not None
     assert decision.shadow is not None
@@ -138,7 +137,7 @@ def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
     return {**variant, "VariantName": SHADOW, "InitialVariantWeight": spec.shadow.percent / 100}
 
 
-def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
+def capture_config(capture: Capture, key: str | None) -> Content:
     """Return the DataCaptureConfig, which captures JSON as text and everything else as base64.
 
     Args:
@@ -154,7 +153,7 @@ def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
     return config if key is None else {**config, "KmsKeyId": key}
 
 
-def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
+def _types(decision: Decision, models: Sequence[Resource]) -> Content:
     """Return the fields for the instance type, or for the pools. A pool with a different model names its own model."""
     if not decision.pools:
         return {"InstanceType": decision.instance_type}
@@ -187,22 +186,22 @@ def times(decision: Decision) -> dict[str, int]:
     }
 
 
-def _routing(routing: PrefixAware | str) -> dict[str, Any]:
+def _routing(routing: PrefixAware | str) -> Content:
     if not isinstance(routing, PrefixAware):
         return {"RoutingStrategy": {"least_outstanding": "LEAST_OUTSTANDING_REQUESTS", "random": "RANDOM"}[routing]}
     prefix = {"PrefixLength": routing.prefix_length, "ConcurrencyThreshold": routing.concurrency_threshold}
     return {"RoutingStrategy": "PREFIX_AWARE", "PrefixAwareRoutingConfig": prefix}
 
 
-def _asynchronous(asynchronous: Async, key: str | None) -> dict[str, Any]:
+def _asynchronous(asynchronous: Async, key: str | None) -> Content:
     topics = {"SuccessTopic": asynchronous.notify_success, "ErrorTopic": asynchronous.notify_error}
-    output: dict[str, Any] = {
+    output: Content = {
         "S3OutputPath": asynchronous.output,
         "S3FailurePath": asynchronous.failures,
         "KmsKeyId": key,
         "NotificationConfig": {name: topic for name, topic in topics.items() if topic is not None} or None,
     }
-    config: dict[str, Any] = {"OutputConfig": {name: value for name, value in output.items() if value is not None}}
+    config: Content = {"OutputConfig": {name: value for name, value in output.items() if value is not None}}
     if asynchronous.concurrency is not None:
         config["ClientConfig"] = {"MaxConcurrentInvocationsPerInstance": asynchronous.concurrency}
     return config

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Json = Mapping[str, Any]
+Content = dict[str, Any]  # a JSON object that is not complete yet
 
 
 class Kind(enum.Enum):
@@ -142,7 +143,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def version_name(name: str, content: Mapping[str, Any]) -> str:
+def version_name(name: str, content: Json) -> str:
     """Return `name` and the digest of the content. The name is cut so that the result has at most 63 characters."""
     return f"{stem_of(name)}-{digest(content)}"
 
@@ -213,7 +214,7 @@ def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
 # -- merge the fields of `sagemaker:`, which `spec/passthrough.py` has checked, into the requests ----------------------
 
 
-def merged(request: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def merged(request: Json, fields: Json) -> Content:
     """Return a request merged with fields. Nested mappings are merged, and other values are replaced."""
     result = dict(request)
     for name, value in fields.items():
@@ -223,9 +224,7 @@ def merged(request: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def component_request(
-    request: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], types: Sequence[str]
-) -> Mapping[str, Any]:
+def component_request(request: Json, parts: Sequence[Json], types: Sequence[str]) -> Json:
     """Return a component's request merged with the user's fields.
 
     The result contains Specification or, if the user's fields contain Specifications, a list Specifications with one
@@ -236,7 +235,7 @@ def component_request(
         parts: the user's fields, which are merged in order.
         types: the deployment's instance types, in order of priority.
     """
-    by_type: dict[str, Mapping[str, Any]] = {}
+    by_type: dict[str, Json] = {}
     for fields in parts:
         request = merged(request, {name: value for name, value in fields.items() if name != "Specifications"})
         for item in fields.get("Specifications", ()):

@@ -207,9 +207,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, trusts_code: boo
     has_weights = any(name.endswith(WEIGHTS) for name in sizes)
     may_name_model = "serving.properties" in top and "config.json" not in top
     elsewhere = _model_elsewhere(read) if may_name_model else None
-    for name, size in sizes.items():
-        if 0 < size <= _POINTER and name.endswith((*WEIGHTS, *_TOKENIZERS)) and (reason := placeholder(read(name))):
-            yield Finding(Level.ERROR, name, reason, "It comes from a clone without Git LFS: run `git lfs pull` there.")
+    yield from _pointers(sizes, read)
     if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Add the model's *.safetensors files, or a .gguf file.")
     if isolated and elsewhere not in (None, "demo"):
@@ -218,9 +216,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, trusts_code: boo
     if any(name.endswith(".gguf") for name in top) or may_name_model:
         return  # a GGUF file is complete by itself
     if "config.json" not in top:
-        below = [name for name in sizes if name.endswith("/config.json")]
-        advice = f"It is in {PurePosixPath(below[0]).parent}/: use that directory." if below else "Add it."
-        yield Finding(Level.ERROR, "config.json", "missing", advice)
+        yield _without_config(sizes)
         return
     if not top & set(_TOKENIZERS) and "openvino_tokenizer.xml" not in top:
         yield Finding(
@@ -235,6 +231,18 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, trusts_code: boo
         return
     yield from _code(config, sizes, isolated, trusts_code)
     yield from _shards(sizes, read)
+
+
+def _pointers(sizes: dict[str, int], read: Read) -> Iterator[Finding]:
+    for name, size in sizes.items():
+        if 0 < size <= _POINTER and name.endswith((*WEIGHTS, *_TOKENIZERS)) and (reason := placeholder(read(name))):
+            yield Finding(Level.ERROR, name, reason, "It comes from a clone without Git LFS: run `git lfs pull` there.")
+
+
+def _without_config(sizes: dict[str, int]) -> Finding:
+    below = [name for name in sizes if name.endswith("/config.json")]
+    advice = f"It is in {PurePosixPath(below[0]).parent}/: use that directory." if below else "Add it."
+    return Finding(Level.ERROR, "config.json", "missing", advice)
 
 
 def _model_elsewhere(read: Read) -> str | None:

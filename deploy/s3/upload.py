@@ -151,9 +151,8 @@ class PartUploader:
         Raises:
             Failed: the file has changed since its digest was computed.
         """
-        content, digest = self._read(part)
+        content, checksum = self._read(part)
         where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + part.name}
-        checksum = base64.b64encode(digest).decode()
         body = {"Body": content, "ChecksumSHA256": checksum}
         if part.of == 1:
             self._s3.put_object(**where, **body, Metadata=self._metadata(part))
@@ -167,12 +166,15 @@ class PartUploader:
             upload.remaining -= 1
             complete = upload.remaining == 0
         if complete:
-            parts = [upload.sent[number] for number in sorted(upload.sent)]
-            self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
+            self._complete(upload, where)
         return part, there is not None, complete
 
-    def _read(self, part: Part) -> tuple[bytes, bytes]:
-        """Return the content of a part and its SHA-256.
+    def _complete(self, upload: _Unfinished, where: Mapping[str, str]) -> None:
+        parts = [upload.sent[number] for number in sorted(upload.sent)]
+        self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
+
+    def _read(self, part: Part) -> tuple[bytes, str]:
+        """Return the content of a part and its SHA-256 in base64.
 
         Raises:
             Failed: the file was truncated, or a file with only one part has changed.
@@ -184,7 +186,7 @@ class PartUploader:
         digest = hashlib.sha256(content).digest()
         if len(content) != part.size or (part.of == 1 and digest.hex() != self._digests[part.name]):
             raise Failed(f"{path} has changed since it was read", "Run the command again.")
-        return content, digest
+        return content, base64.b64encode(digest).decode()
 
     def abandon(self) -> None:
         """Abort unfinished uploads after a file has changed, as no later run may resume them with the old digest."""
@@ -379,8 +381,7 @@ def _send(aws: Aws, planned: UploadPlan, progress: Callable[[UploadProgress], No
     Raises:
         Failed: a file changed during the upload.
     """
-    sizes = {file.name: file.size for file in planned.files}
-    parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
+    parts = _missing_parts(planned)
     sending = PartUploader(aws, planned.prefix, planned.directory, planned.digests, parts, deployment)
     done = UploadProgress(0, len(planned.missing), 0, planned.size_to_send)
     pool = ThreadPoolExecutor(WORKERS)
@@ -399,6 +400,11 @@ def _send(aws: Aws, planned: UploadPlan, progress: Callable[[UploadProgress], No
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _missing_parts(planned: UploadPlan) -> list[Part]:
+    sizes = {file.name: file.size for file in planned.files}
+    return [part for name in planned.missing for part in parts_of(name, sizes[name])]
 
 
 def counted(number: int, noun: str) -> str:

@@ -29,6 +29,12 @@ _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _SPEC = re.compile(r"([^\s:]+):([^\s:]+)")
 
 
+Function = Callable[..., Any]
+"""A user's function, or a class with `__call__`."""
+
+Decorator = Callable[[Function], Function]
+
+
 class Handlers(NamedTuple):
     """User functions that replace the server handlers or wrap the server. Each is None if it is not defined.
 
@@ -41,26 +47,26 @@ class Handlers(NamedTuple):
         throttle: the outer middleware, in the same form.
     """
 
-    invoke: Callable[..., Any] | None = None
-    ping: Callable[..., Any] | None = None
-    pre: Callable[..., Any] | None = None
-    post: Callable[..., Any] | None = None
-    pre_post_process: Callable[..., Any] | None = None
-    throttle: Callable[..., Any] | None = None
+    invoke: Function | None = None
+    ping: Function | None = None
+    pre: Function | None = None
+    post: Function | None = None
+    pre_post_process: Function | None = None
+    throttle: Function | None = None
 
 
 # -- decorators --------------------------------------------------------------------------------------------------
 
-_decorated: dict[str, Callable[..., Any]] = {}
+_decorated: dict[str, Function] = {}
 """The functions that have been decorated since `collecting` last started."""
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
+def collecting() -> Iterator[Mapping[str, Function]]:
     """Collect the functions that are decorated while a `with` block imports user files."""
     STANDARDS.install()
     _decorated.clear()
-    decorated: dict[str, Callable[..., Any]] = {}
+    decorated: dict[str, Function] = {}
     try:
         yield decorated
     finally:
@@ -68,8 +74,8 @@ def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
     decorated.update(_decorated)
 
 
-def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+def _takes(kind: str, *, once: bool = False) -> Decorator:
+    def decorate(function: Function) -> Function:
         if once and kind in _decorated:
             raise ValueError(f"{kind} is registered twice")
         _decorated[kind] = function
@@ -78,28 +84,26 @@ def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+def _without_effect(name: str) -> Decorator:
+    def decorate(function: Function) -> Function:
         log.warning("@%s has no effect in your script: only server implementations use it", name)
         return function
 
     return decorate
 
 
-def _custom_middleware(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _custom_middleware(name: str) -> Decorator:
     if name not in ("throttle", "pre_post_process"):
         raise ValueError(f"custom_middleware({name!r}): the name must be throttle or pre_post_process")
     return _takes(name, once=True)
 
 
-def _inject_adapter_id(
-    adapter_path: str, append: bool = False, separator: str | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _inject_adapter_id(adapter_path: str, append: bool = False, separator: str | None = None) -> Decorator:
     """Return a decorator that copies the adapter name from SageMaker's header to a dotted path in the body."""
     if append and separator is None:
         raise ValueError("inject_adapter_id: append needs a separator")
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
         async def injected(request: Any) -> Any:
             if adapter := request.headers.get(_ADAPTER):
@@ -186,9 +190,7 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
     problems.check()
 
 
-def find_handlers(
-    home: Path, variables: Mapping[str, str], decorated: Mapping[str, Callable[..., Any]]
-) -> Handlers | None:
+def find_handlers(home: Path, variables: Mapping[str, str], decorated: Mapping[str, Function]) -> Handlers | None:
     """Import the user's script. Return its handlers and those set in variables, or None if there are no handlers.
 
     Args:
@@ -234,7 +236,7 @@ def find_handlers(
     return used
 
 
-def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
+def _check_arguments(kind: str, function: Function | None) -> None:
     if function is None:
         return
     try:
@@ -253,7 +255,7 @@ def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
         )
 
 
-def _load(variable: str, spec: str, home: Path, script: Path) -> Callable[..., Any] | None:
+def _load(variable: str, spec: str, home: Path, script: Path) -> Function | None:
     """Load the function in a variable, or return None for the path of a route, which AWS's package ignores."""
     if _is_route(spec):
         log.warning("%s=%s: the path of a route has no effect, as in AWS's image", variable, spec)
@@ -272,7 +274,7 @@ def _load(variable: str, spec: str, home: Path, script: Path) -> Callable[..., A
         raise ConfigError(f"{variable}={spec}: {type(error).__name__}: {error}") from error
     if not callable(value):
         raise ConfigError(f"{variable}={spec}: is a {type(value).__name__}, not a function")
-    function: Callable[..., Any] = value
+    function: Function = value
     return function
 
 

@@ -184,6 +184,10 @@ class Operation(NamedTuple):
     open: bool = False
 
 
+Operations = Mapping[tuple[str, str], Operation]
+"""The operations of paths and methods."""
+
+
 # -- routes for inference ----------------------------------------------------------------------------------------------
 
 _SHAPED = "Generate a response, whole or as a stream; the body's fields select the request format"
@@ -314,7 +318,7 @@ def _adapters(summary: str, kind: Any, example: Any, *failures: int, **request: 
     return Operation("Adapters", summary, responses, **request)
 
 
-_ADAPTERS: dict[tuple[str, str], Operation] = {
+_ADAPTERS: Operations = {
     ("GET", "/adapters"): _adapters(
         "List the LoRA adapters", Adapters, {"adapters": [_ADAPTER_EXAMPLE]}, 400,
         query={"limit": COUNT, "next_page_token": TEXT},
@@ -335,7 +339,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
     ),
 }  # fmt: skip
 
-_OF_SERVER: dict[tuple[str, str], Operation] = {
+_OF_SERVER: Operations = {
     ("GET", "/"): Operation(
         "Page", "Show the chat page to browsers; tell other clients whether the model can serve, as TGI does",
         {200: (_HTML, str, "<!doctype html>"),
@@ -411,7 +415,7 @@ _INFO_EXAMPLE: TgiInfo = {
 }  # fmt: skip
 _PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
 
-_OF_TGI: Mapping[tuple[str, str], Operation] = {
+_OF_TGI: Operations = {
     ("GET", "/info"): Operation(
         "TGI", "Describe the model and the server's limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
     ),
@@ -463,7 +467,7 @@ def _of_conversations(summary: str, kind: Any, example: Any, **request: Any) -> 
 
 _OF_PAGES: Mapping[str, Shape] = {"limit": COUNT, "order": TEXT, "after": TEXT}
 
-_OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
+_OF_RESPONSES: Operations = {
     ("POST", "/v1/conversations"): _of_conversations(
         "Create a conversation", Conversation, _CONVERSATION,
         body={**record({}, {"items": _ADDED_ITEMS, "metadata": _METADATA}),
@@ -533,7 +537,7 @@ def _of_batches(summary: str, kind: Any, example: Any, **request: Any) -> Operat
     return _of_files(summary, (_JSON, kind, example), _NO_BATCH, **request)
 
 
-_OF_BATCHES: Mapping[tuple[str, str], Operation] = {
+_OF_BATCHES: Operations = {
     ("GET", "/v1/files"): _of_files(
         "List files", (_JSON, OpenAiFiles, listed([_FILE], has_more=False)),
         query={**_LIST, "order": TEXT, "purpose": TEXT},
@@ -577,7 +581,7 @@ def _of_messages(summary: str, response: Response, **request: Any) -> Operation:
     return Operation("Anthropic", f"{summary}; needs option.batches_store", {200: response, 404: missing}, **request)
 
 
-_OF_MESSAGE_BATCHES: Mapping[tuple[str, str], Operation] = {
+_OF_MESSAGE_BATCHES: Operations = {
     ("GET", MESSAGE_BATCHES): _of_messages(
         "List message batches",
         (_JSON, MessageBatches, listed_messages([_MESSAGE_BATCH], has_more=False)),
@@ -644,7 +648,7 @@ _OF_TRITONS_MODEL = {
 }  # fmt: skip
 
 _NO_SHARED_MEMORY = _failure(TRITON_ERRORS, TritonError, InvalidPayload("shared memory is not supported"))
-_OF_TRITON: Mapping[tuple[str, str], Operation] = {
+_OF_TRITON: Operations = {
     ("GET", "/v2"): Operation(
         "Triton",
         "Describe the server with its version and extensions",
@@ -695,7 +699,7 @@ def _change_of_adapter(verb: str, done: str, body: Shape) -> Operation:
     )
 
 
-_OF_VLLM: Mapping[tuple[str, str], Operation] = {
+_OF_VLLM: Operations = {
     ("POST", "/detokenize"): Operation(
         "vLLM",
         "Decode token ids into text",
@@ -730,7 +734,7 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ),
 }
 
-_OF_LLAMA: Mapping[tuple[str, str], Operation] = {
+_OF_LLAMA: Operations = {
     ("POST", "/apply-template"): Operation(
         "llama.cpp",
         "Apply the chat template",
@@ -742,7 +746,7 @@ _OF_LLAMA: Mapping[tuple[str, str], Operation] = {
     ),
 }
 
-OPERATIONS: Mapping[tuple[str, str], Operation] = {
+OPERATIONS: Operations = {
     **_OF_SERVER,
     **_OF_TGI,
     **_OF_RESPONSES,

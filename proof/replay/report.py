@@ -22,6 +22,9 @@ from proof.replay.noise import Noise
 
 _PERCENTILES = (50, 90, 99)
 
+Report = Mapping[str, Any]
+"""A report as `document` returns it."""
+
 
 def document(run: Mapping[str, Any], summary: Summary, noise: Noise, allowed: Mapping[Class, float]) -> dict[str, Any]:
     compared = summary.num_compared
@@ -80,7 +83,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
 
-def classes(report: Mapping[str, Any]) -> Table:
+def classes(report: Report) -> Table:
     rows = []
     for name, values in report["classes"].items():
         allowed = "" if values["allowed_percent"] is None else f"{values['allowed_percent']:g}"
@@ -89,7 +92,7 @@ def classes(report: Mapping[str, Any]) -> Table:
     return Table(["class", "requests", "%", "allowed %", ""], rows)
 
 
-def findings(report: Mapping[str, Any], maximum: int | None = None) -> Table:
+def findings(report: Report, maximum: int | None = None) -> Table:
     """Return the table of findings.
 
     Args:
@@ -103,7 +106,7 @@ def findings(report: Mapping[str, Any], maximum: int | None = None) -> Table:
     return Table(["class", "what differs", "requests"], rows)
 
 
-def times(report: Mapping[str, Any]) -> Table:
+def times(report: Report) -> Table:
     """Return the table of measured times."""
     rows = [
         [f"{label}, {side}", *(f"{value:,.1f}" for value in values[name].values())]
@@ -114,7 +117,7 @@ def times(report: Mapping[str, Any]) -> Table:
     return Table(["milliseconds", "p50", "p90", "p99"], rows)
 
 
-def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def notes(report: Report) -> Iterator[tuple[str, list[str]]]:
     """Yield the notes in the report, each with its details, if any."""
     for side, names in report["answered"].items():
         yield f"the {side} that answered: {'; '.join(names)}", []
@@ -139,12 +142,12 @@ def example_lines(example: Mapping[str, Any]) -> list[str]:
 _MOST = 10  # findings per class in the table
 
 
-def show(report: Mapping[str, Any]) -> str:
+def show(report: Report) -> str:
     """Return the report for a terminal."""
     return "\n".join(_parts(report))
 
 
-def _parts(report: Mapping[str, Any]) -> Iterator[str]:
+def _parts(report: Report) -> Iterator[str]:
     yield table(*classes(report))
     for part in (findings(report, _MOST), times(report)):
         if part.rows:
@@ -167,13 +170,13 @@ td{font-variant-numeric:tabular-nums}pre{background:#f4f4f4;padding:.6rem;overfl
 h2::first-letter{text-transform:uppercase}.add{color:#060}.del{color:#900}"""
 
 
-def page(report: Mapping[str, Any]) -> str:
+def page(report: Report) -> str:
     """Return the report as an HTML page."""
     return "\n".join(["<!doctype html>", '<html lang="en"><meta charset="utf-8"><title>lmi replay</title>',
                       f"<style>{_STYLE}</style>", *_body(report), "</html>\n"])  # fmt: skip
 
 
-def _body(report: Mapping[str, Any]) -> Iterator[str]:
+def _body(report: Report) -> Iterator[str]:
     run = report["run"]
     yield f"<h1>lmi replay</h1><p>{_text(run['requests'])} to {_text(run['to'])} against {_text(run['against'])}</p>"
     yield from _table(classes(report))

@@ -128,11 +128,8 @@ def _listed(config: Config) -> list[LayerKind]:
         return [LayerKind.WINDOW if item == 1 else LayerKind.FULL for item in config.list("hybrid_layer_pattern")]
     if config.list("attn_type_list"):  # MiniMax-Text-01
         return [LayerKind.FULL if item == 1 else LayerKind.LINEAR for item in config.list("attn_type_list")]
-    if config.list("block_types"):  # RecurrentGemma; the list repeats
-        pattern = [
-            _NAMES["recurrent" if item == "recurrent" else "sliding_attention"] for item in config.list("block_types")
-        ]
-        return [pattern[number % len(pattern)] for number in range(config.layers())]
+    if config.list("block_types"):
+        return _recurrent(config)
     for name, (kind, other) in _NUMBERED.items():
         if config.list(name):
             return _at(config, config.list(name), kind, other)
@@ -141,6 +138,14 @@ def _listed(config: Config) -> list[LayerKind]:
         numbers = {item for item in full if isinstance(item, int)}
         return [LayerKind.FULL if number in numbers else LayerKind.LINEAR for number in range(1, config.layers() + 1)]
     return []
+
+
+def _recurrent(config: Config) -> list[LayerKind]:
+    """Return the kinds of RecurrentGemma's layers, whose list repeats."""
+    pattern = [
+        _NAMES["recurrent" if item == "recurrent" else "sliding_attention"] for item in config.list("block_types")
+    ]
+    return [pattern[number % len(pattern)] for number in range(config.layers())]
 
 
 _NUMBERED = {
@@ -200,12 +205,8 @@ def _by_pattern(config: Config, layers: int) -> list[LayerKind]:
     other = LayerKind.WINDOW
     if config.type in _HYBRIDS or "full_attention_interval" in config:
         period, other = config.number("full_attention_interval", default=4), LayerKind.LINEAR
-    elif "attn_layer_period" in config:  # Jamba
-        period, offset = config.number("attn_layer_period"), config.explicit("attn_layer_offset", default=0)
-        numbers: Sequence[int] = range(offset, layers, period)
-        if config.type == "zamba":
-            numbers = [2, *(number + 3 for number in numbers)]
-        return _at(config, numbers, LayerKind.FULL, LayerKind.MAMBA)
+    elif "attn_layer_period" in config:
+        return _at(config, _jambas(config, layers), LayerKind.FULL, LayerKind.MAMBA)
     elif config.type.startswith("llama4") and "attention_chunk_size" in config:
         rope = config.list("no_rope_layers")  # a 1 means rotary embeddings, and so attention in chunks
         if rope:
@@ -227,6 +228,13 @@ def window(config: Config) -> int | None:
     """Return the size of the sliding window in tokens, or None if config.json has no window."""
     names = ("sliding_window", "sliding_window_size", "attention_chunk_size", "attention_window_size")
     return config.number(*names, default=0) or None
+
+
+def _jambas(config: Config, layers: int) -> Sequence[int]:
+    """Return the numbers of Jamba's and Zamba's layers with attention."""
+    offset = config.explicit("attn_layer_offset", default=0)
+    numbers = range(offset, layers, config.number("attn_layer_period"))
+    return [2, *(number + 3 for number in numbers)] if config.type == "zamba" else numbers
 
 
 def cache(config: Config) -> Cache:
@@ -307,14 +315,18 @@ _INDEXED_RATIO = 4
 
 def _compressed_entries(config: Config) -> float:
     """Return the values per token in DeepSeek-V4's compressed caches, of which each stores keys and values as one."""
-    rates = {**_RATIOS, **config.part("compress_rates")}
-    ratios = [whole_number("compress_rates", rates[word]) for word in config.words() if word in _RATIOS]
-    if not config.words():
-        numbers = config.list("compress_ratios")[: config.layers()]
-        ratios = [whole_number("compress_ratios", number) for number in numbers]
     index = config.number("index_head_dim", default=0)
-    entries = ((head_size(config) + (index if ratio == _INDEXED_RATIO else 0), ratio) for ratio in ratios)
+    entries = ((head_size(config) + (index if ratio == _INDEXED_RATIO else 0), ratio) for ratio in _ratios(config))
     return sum(size / ratio for size, ratio in entries if ratio)
+
+
+def _ratios(config: Config) -> list[int]:
+    """Return by how much each layer compresses its cache."""
+    if config.words():
+        rates = {**_RATIOS, **config.part("compress_rates")}
+        return [whole_number("compress_rates", rates[word]) for word in config.words() if word in _RATIOS]
+    numbers = config.list("compress_ratios")[: config.layers()]
+    return [whole_number("compress_ratios", number) for number in numbers]
 
 
 def _index_keys(config: Config, caching_layers: Sequence[LayerKind]) -> float:

@@ -40,14 +40,16 @@ from handler.engines.huggingface.media import collapse, media_tokens, no_media, 
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, read_pooling
 from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
+from handler.engines.structured_output.xgrammar import for_xgrammar
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.core import BeamToken, CoreEngine, Pending, engine_info
 from handler.engines.vllm.labels import LabelRequest
 from handler.engines.vllm.sampling import (
     SUPPORTS,
-    VllmParameters,
+    sampling_arguments,
     structural_tags,
     structured_output_check,
+    uses_xgrammar,
 )
 from handler.engines.vllm.whisper import VllmWhisper
 
@@ -69,10 +71,15 @@ class Vllm(CoreEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
+        from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        self._parameters = VllmParameters(self.arguments)
-        self._adapters = _LoraCache(self._engine, self.arguments)
+        self._lora_request = LoRARequest
+        self._structured_outputs = StructuredOutputsParams
+        self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
+        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of loaded adapters, least recently used first
+        self._max_adapters = int(self.arguments.get("max_cpu_loras") or self.arguments.get("max_loras") or 0)
         self._exclusion: Exclusion | None = None
         if self.arguments.get("enable_lora") and current_platform.is_cpu():
             # Measured with vLLM 0.32: a request without an adapter uses the adapter of another request in the batch.
@@ -81,6 +88,7 @@ class Vllm(CoreEngine):
         # to all of them (`Sampler.forward` in vllm/v1/sample/sampler.py, 0.33).
         is_v2 = getattr(self._engine.vllm_config, "use_v2_model_runner", False)
         self._alternatives = None if is_v2 else Exclusion()
+        self._selects_ids = hasattr(SamplingParams, "logprob_token_ids") and hasattr(SamplingParams, "num_logprobs")
         self._labels: dict[int, LabelRequest] = {}
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
@@ -118,11 +126,7 @@ class Vllm(CoreEngine):
                 begun=request.goes_on,
             )
             start = partial(
-                self._run,
-                pending,
-                self._prompt(request.ids, media, sampling),
-                self._parameters.of(sampling),
-                request.adapter,
+                self._run, pending, self._prompt(request.ids, media, sampling), self._params(sampling), request.adapter
             )
         if self._alternatives is not None and (sampling.top_logprobs or sampling.num_beams > 1):
             start = partial(self._alternatives.enter, key, True, start)
@@ -135,9 +139,7 @@ class Vllm(CoreEngine):
             self._exclusion.enter(request.key, request.adapter is not None, start)
 
     def _read_labels(self, request: EngineRequest, media: MediaPrompt | None) -> None:
-        selects = self._parameters.select_ids and (
-            self._alternatives is None or self._alternatives.enters(request.key, False)
-        )
+        selects = self._selects_ids and (self._alternatives is None or self._alternatives.enters(request.key, False))
         if not selects and self.arguments.get("enable_lora"):
             raise ValueError(f"labels cannot be scored now: {NO_SCORES}")
         labels = self._labels[request.key] = LabelRequest(request, media, selects_ids=selects)
@@ -152,7 +154,7 @@ class Vllm(CoreEngine):
         prompt = engine_input(
             self._engine.renderer, part.ids, labels.media, self._media_tokens, request.pooling.cache_salt
         )
-        self._run(part.pending(request.key), prompt, self._parameters.make(**part.arguments()), request.adapter)
+        self._run(part.pending(request.key), prompt, self._sampling_params(**part.arguments()), request.adapter)
 
     def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
         self._submit(pending, prompt, params, adapter)
@@ -168,8 +170,21 @@ class Vllm(CoreEngine):
     def _prompt(self, ids: Sequence[int], media: MediaPrompt | None, sampling: Sampling) -> Any:
         return engine_input(self._engine.renderer, ids, media, self._media_tokens, sampling.cache_salt)
 
+    def _params(self, sampling: Sampling) -> Any:
+        if sampling.structured_output is not None and uses_xgrammar(self.arguments):
+            sampling = sampling._replace(structured_output=for_xgrammar(sampling.structured_output))
+        arguments = sampling_arguments(sampling)
+        if (rule := arguments.get("structured_outputs")) is not None:
+            arguments["structured_outputs"] = self._structured_outputs(**rule)
+        return self._sampling_params(**arguments)
+
     def _submit(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
-        lora = None if adapter is None else self._adapters.use(adapter)
+        lora = None
+        if adapter is not None:
+            if adapter.id not in self._adapters:
+                self.load_adapter(adapter)  # vLLM would load it by itself, but crash if it is broken
+            self._adapters.move_to_end(adapter.id)
+            lora = self._lora(adapter)
         self._submit_as(pending, prompt, params, lora_request=lora)
 
     def cancel(self, key: int) -> None:
@@ -234,7 +249,7 @@ class Vllm(CoreEngine):
         for number, beam in enumerate(search.beams):
             beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
             prompt = self._prompt([*beams.request.ids, *beam.ids], beams.media, sampling)
-            self._submit(pending, prompt, self._parameters.of(sampling), beams.request.adapter)
+            self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
 
     def _beam_output(self, token: BeamToken) -> list[Output]:
         """Add the candidates for a beam's next token to its search, and return the outputs if the search has ended."""
@@ -263,47 +278,20 @@ class Vllm(CoreEngine):
     # -- adapters ------------------------------------------------------------------------------------------------
 
     def load_adapter(self, adapter: Adapter) -> None:
-        self._adapters.load(adapter)
+        check_weights(Path(adapter.path))
+        self._engine.add_lora(self._lora(adapter))
+        self._adapters[adapter.id] = None
+        while len(self._adapters) > self._max_adapters:  # vLLM also evicts the least recently used adapter
+            self._adapters.popitem(last=False)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        self._adapters.drop(adapter)
-
-
-class _LoraCache:
-    """The adapters that vLLM has loaded. As vLLM does, this class evicts the least recently used one.
-
-    Args:
-        engine: vLLM's LLMEngine.
-        arguments: its arguments.
-    """
-
-    def __init__(self, engine: Any, arguments: Mapping[str, Any]) -> None:
-        from vllm.lora.request import LoRARequest
-
-        self._engine, self._request = engine, LoRARequest
-        self._limit = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
-        self._ids: OrderedDict[int, None] = OrderedDict()  # least recently used first
-
-    def load(self, adapter: Adapter) -> None:
-        check_weights(Path(adapter.path))
-        self._engine.add_lora(self._request_of(adapter))
-        self._ids[adapter.id] = None
-        while len(self._ids) > self._limit:
-            self._ids.popitem(last=False)
-
-    def use(self, adapter: Adapter) -> Any:
-        """Return vLLM's LoRARequest for a request with an adapter. Load the adapter if it is not loaded."""
-        if adapter.id not in self._ids:
-            self.load(adapter)  # vLLM would load it by itself, but crash if it is broken
-        self._ids.move_to_end(adapter.id)
-        return self._request_of(adapter)
-
-    def drop(self, adapter: Adapter) -> None:
         self._engine.remove_lora(adapter.id)
-        self._ids.pop(adapter.id, None)
+        self._adapters.pop(adapter.id, None)
 
-    def _request_of(self, adapter: Adapter) -> Any:
-        return self._request(lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path)
+    def _lora(self, adapter: Adapter) -> Any:
+        return self._lora_request(
+            lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path
+        )
 
 
 # -- pooling models: embeddings, scores and classifications of whole texts ---------------------------------------------

@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -93,34 +92,6 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     because `core/text.py` finds them, so vLLM does not have to decode ids at all.
     """
     return {"detokenize": False, **arguments(_TABLE, sampling)}
-
-
-class VllmParameters:
-    """Creates vLLM's SamplingParams.
-
-    Args:
-        arguments: arguments of the engine.
-
-    Attributes:
-        select_ids: whether SamplingParams can select the ids of which vLLM returns log-probabilities.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-
-        self.make = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
-        self.select_ids = hasattr(SamplingParams, "logprob_token_ids") and hasattr(SamplingParams, "num_logprobs")
-        self._rule = StructuredOutputsParams
-        self._uses_xgrammar = uses_xgrammar(arguments)
-
-    def of(self, sampling: Sampling) -> Any:
-        """Return the SamplingParams of a request."""
-        if sampling.structured_output is not None and self._uses_xgrammar:
-            sampling = sampling._replace(structured_output=for_xgrammar(sampling.structured_output))
-        arguments = sampling_arguments(sampling)
-        if (rule := arguments.get("structured_outputs")) is not None:
-            arguments["structured_outputs"] = self._rule(**rule)
-        return self.make(**arguments)
 
 
 # -- check a schema or grammar without the model: verify it, compile it and compute masks ------------------------------
