@@ -84,6 +84,7 @@ class InputReader(TurnsReader):
         super().__init__(context)
         self._request_context = request_context
         self.history = request_context.recalled.history
+        self._scope = Scope(context, self.unknown)
         self._parts = PartReader(context, f"{self.field}[].content[]", self.unknown)
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
@@ -110,12 +111,11 @@ class InputReader(TurnsReader):
             raise InvalidPayload("'input' must be a non-empty string or list of items")
         field = "previous_response_id" if body.get("conversation") is None else "conversation"
         stored = [
-            (item_path(f"{field}: item {index}"), item)
+            (item_path(self.field, f"{field}: item {index}"), item)
             for index, item in enumerate(self.history)
             if not _is_skipped(item)
         ]
-        at = item_path("input")
-        paths = map(at.at, range(len(input)))
+        paths = [item_path(self.field, index) for index in range(len(input))]
         sent = [(path, self._resolved(item, path)) for path, item in zip(paths, input, strict=True)]
         self._read_items = after_compaction([*stored, *sent])
         for at, item in self._read_items:
@@ -154,10 +154,7 @@ class InputReader(TurnsReader):
             raise InvalidPayload(f"{at}: {kind[:64]!r} {reason}")
         known = ITEMS[kind]
         if known.fields is not None:
-            unknown: dict[str, None] = {}
-            item = ITEM.read(item, at, Scope(self._context, unknown))
-            if unknown:
-                self.unknown |= {name.replace(at.general, f"{self.field}[]", 1): None for name in unknown}
+            item = ITEM.read(item, at, self._scope)
         if not known.meaning.endswith("output"):
             self._add_shown()
         getattr(self, f"_{known.meaning}")(item, at)
@@ -268,9 +265,24 @@ class InputReader(TurnsReader):
         return "\n".join([part for part in parts if isinstance(part, str)])
 
 
-def item_path(key: str) -> Path:
-    """Return the path of a field. In the errors for items, no colon follows a path."""
-    return Path((key,), lambda path, reason: f"{path} {reason}")
+class ItemPath(Path):
+    """The path of a value in an item. Its second key is the item's index, or words for an item elsewhere."""
+
+    def __str__(self) -> str:
+        return str(Path(self.keys[1:])) if isinstance(self.keys[1], str) else super().__str__()
+
+    @property
+    def general(self) -> str:
+        return Path((self.keys[0], 0, *self.keys[2:])).general
+
+
+def item_path(field: str, place: int | str) -> Path:
+    """Return the path of an item. In the errors for items, no colon follows a path."""
+    return ItemPath((field, place), _without_colon)
+
+
+def _without_colon(path: Path, reason: str) -> str:
+    return f"{path} {reason}"
 
 
 def _check_type(item: Any, at: Path) -> str:

@@ -120,8 +120,7 @@ def read_items(
     if len(items) > MAX_ITEMS:
         raise InvalidPayload(f"'items' has {len(items)} items; the maximum is {MAX_ITEMS}")
     reader = _ItemsReader(context, RequestContext(owner=owner), calls)
-    at = item_path("items")
-    media = reader.check((at.at(index), item) for index, item in enumerate(items))
+    media = reader.check((item_path("items", index), item) for index, item in enumerate(items))
     check_ids(items, "items")
     ignored = report_unknown(body, ("items", "metadata"), context, reader.unknown)
     kept = with_ids(items)
@@ -140,7 +139,7 @@ def check_item(
     Raises:
         InvalidParameter, InvalidPayload: the item is invalid.
     """
-    return _ItemsReader(context, RequestContext(owner=owner), calls).check([(item_path(at), item)])
+    return _ItemsReader(context, RequestContext(owner=owner), calls).check([(item_path("items", at), item)])
 
 
 def read_metadata(body: Mapping[str, Any]) -> dict[str, str]:
