@@ -402,7 +402,9 @@ def private_file(text: str) -> str:
         path = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
         os.replace(temporary, path)
     except OSError as error:
-        raise ConfigError(f"lmi launch: cannot write the agent's settings ({error}); set LMI_CACHE") from None
+        raise ConfigError(
+            f"lmi launch: cannot write the agent's settings ({error}); set LMI_CACHE to a directory of yours"
+        ) from None
     for other in folder.iterdir():
         with contextlib.suppress(OSError):  # another launch has deleted it
             if other.stat().st_mtime < time.time() - _KEEP:

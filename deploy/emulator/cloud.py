@@ -234,7 +234,7 @@ class Cloud:
         return need.action == "iam:CreateServiceLinkedRole" and need.resource.rpartition("_")[2] in roles
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
-        """Return further parameters: an endpoint's volume key, or the name of a role or key as in its ARN."""
+        """Return what policies compare beside the call's parameters: a volume's key, a role's or key's full name."""
         parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             return {"KmsKeyId": self._volume_key(parameters)}

@@ -139,7 +139,9 @@ def test_a_settings_file_is_the_users_and_old_ones_go(tmp_path: Path, monkeypatc
 def test_a_settings_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMI_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write the agent's settings .*; set LMI_CACHE"):
+    with pytest.raises(
+        ConfigError, match=r"cannot write the agent's settings .*; set LMI_CACHE to a directory of yours"
+    ):
         launch.private_file("text")
 
 

@@ -134,7 +134,7 @@ def check(schema: dict[str, Any], read: Callable[[Any], Any], accepted: list[Any
 
 
 def test_the_edges_are_those_of_all_parameters() -> None:
-    assert EDGES.keys() == PARAMETERS.keys()
+    assert EDGES.keys() == PARAMETERS.keys(), "EDGES needs the values at the ends of a new parameter's range"
     assert TENSOR_EDGES.keys() | OTHERS == TENSORS.keys()
     assert (INT32, INT64) == (INT32_MOST, INT64_MOST)
 

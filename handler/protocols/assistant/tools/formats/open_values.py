@@ -155,7 +155,8 @@ class OpenValues(CallParser):
     def end_values(self) -> None:
         """End a call whose values have been read.
 
-        If its end was guessed at the end of the response, the text after it may belong to a value that was cut off.
+        If the end of its values was guessed at the end of the response, the call is marked as open: what follows may
+        belong to a value that was cut off.
         """
         if not self.unsure:  # otherwise the brackets are closed only if the model ended the response
             self.write("}" if self._keys else "{}")
