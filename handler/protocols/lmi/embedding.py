@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.protocols.kernel.body import report_unknown, unknown_parameters
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
@@ -50,10 +49,7 @@ class LmiEmbedding(TeiEmbed):
             return _TEI.parse(body, context)
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
-        params = read_parameters_field(body)
-        parsed = super().parse({**body, "parameters": params}, context, request_context)
-        unknown = report_unknown(body, body, context, unknown_parameters(params, self.table.parameters))
-        return parsed._replace(ignored=[*parsed.ignored, *unknown])
+        return super().parse({**body, "parameters": read_parameters_field(body)}, context, request_context)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         inputs = body.get("inputs")

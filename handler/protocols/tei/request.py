@@ -159,10 +159,13 @@ class Tei(Dialect):
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
-        names = self.fields.keys() | self.table.parameters.keys()
-        ignored = report_unknown(body, names, context)
-        parsed = self.read(body, context)
-        return parsed._replace(ignored=[*ignored, *parsed.ignored])
+        known, nested = self.table.parameters, body.get("parameters")
+        if self.table.prefix:
+            paths = unknown_parameters(nested if isinstance(nested, dict) else (), known)
+            ignored = report_unknown(body, self.fields, context, paths)
+        else:
+            ignored = report_unknown(body, self.fields.keys() | known.keys(), context)
+        return self.read(body, context)._replace(ignored=ignored)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         raise NotImplementedError
@@ -205,17 +208,14 @@ class TeiSimilarity(Tei):
             raise InvalidPayload(
                 "'inputs' must be an object with 'source_sentence' and 'sentences', and 'parameters' must be an object"
             )
-        params = parameters or {}
-        ignored = report_unknown(body, body, context, unknown_parameters(params, self.table.parameters))
-        others, truncation = self.parameters(params, context)
+        others, truncation = self.parameters(parameters or {}, context)
         texts: Sequence[Text] = [
             read_string(inputs.get("source_sentence"), "inputs.source_sentence"),
             *read_strings(inputs.get("sentences"), "inputs.sentences"),
         ]
         texts = _prompted(texts, others, context)
         requests = embedding_requests(texts, "inputs", Pooling("embed"), context, truncation=truncation)
-        parsed = self.parsed(requests, lambda vectors, _: [cosine(vectors[0], other) for other in vectors[1:]])
-        return parsed._replace(ignored=ignored)
+        return self.parsed(requests, lambda vectors, _: [cosine(vectors[0], other) for other in vectors[1:]])
 
 
 def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:

@@ -175,6 +175,11 @@ def test_what_is_refused_by_name(dialect: str, body: Any, message: str) -> None:
         ("tei_embed", {"inputs": "a", "foo": 1}, ["foo"]),
         ("lmi_embedding", {"inputs": "a", "foo": 1, "parameters": {"top_p": 0.5}}, ["foo", "parameters.top_p"]),
         ("tei_similarity", {"inputs": SENTENCES, "foo": 1, "parameters": {"foo": 1}}, ["foo", "parameters.foo"]),
+        (
+            "tei_similarity",
+            {"inputs": SENTENCES, "foo": 1, "truncate": True},
+            ["foo", "truncate"],
+        ),  # not in `parameters`
         ("rerank", {**DOCUMENTS, "foo": 1}, ["foo"]),
     ],
 )
