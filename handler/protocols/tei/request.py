@@ -159,12 +159,12 @@ class Tei(Dialect):
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
-        known, nested = self.table.parameters, body.get("parameters")
+        own, nested = self.table.parameters, body.get("parameters")
         if self.table.prefix:
-            paths = unknown_parameters(nested if isinstance(nested, dict) else (), known)
+            paths = unknown_parameters(nested if isinstance(nested, dict) else (), own)
             ignored = report_unknown(body, self.fields, context, paths)
         else:
-            ignored = report_unknown(body, self.fields.keys() | known.keys(), context)
+            ignored = report_unknown(body, {**self.fields, **own}, context)
         return self.read(body, context)._replace(ignored=ignored)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:

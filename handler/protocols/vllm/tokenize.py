@@ -76,9 +76,10 @@ class RenderedChat(OpenAiChat):
         """Return a function that yields the JSON of the response."""
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
-        known = self._known()
-        fields = {name: value for name, value in body.items() if name in known and (name, value) != ("tools", [])}
-        parsed = super().read(fields, context, request_context)
+        known = {
+            name: value for name, value in body.items() if name in self._known() and (name, value) != ("tools", [])
+        }
+        parsed = super().read(known, context, request_context)
         ignored = [*parsed.ignored, *self.unknown(body, context)]
         return prompt_request(parsed.requests[0], self.render(body, context), self.errors, ignored)
 
