@@ -61,16 +61,18 @@ def _is_hidden(message: Mapping[str, Any], at: Path, next_role: str, *, precedes
     Raises:
         InvalidPayload: a field is in a message of another role, or contradicts others.
     """
-    for name in ("clear_at", "output_config") if message["role"] != "system" else ():
-        if message[name] is not None:
-            raise at.at(name).refused("is allowed only in messages with the role system")
-    if message["clear_at"] == NEXT_USER_MESSAGE:
+    clear_at, config = message["clear_at"], message["output_config"]
+    if clear_at is None and config is None:  # as in most messages
+        return False
+    if message["role"] != "system":
+        name = "output_config" if clear_at is None else "clear_at"
+        raise at.at(name).refused("is allowed only in messages with the role system")
+    if clear_at == NEXT_USER_MESSAGE:
         _check_temporary(message, at)
         if next_role == "user":
             raise at.at("clear_at").refused("the next message clears this one before the model sees it")
         if precedes_user:
             return True
-    config = message["output_config"]
     return config is not None and config["effort"] is not None and not message["content"]
 
 
@@ -345,7 +347,7 @@ class MessagesReader(TurnsReader):
                 previous, change = role, None
         if self._summaries:
             check_signed(self._summaries, paths[0])
-        self.effort = _effort_of(messages)
+        self.effort = _effort_of(messages) if "system" in roles else None
 
     def _add_content(self, role: str, content: Any) -> None:
         if not content or isinstance(content, str):
@@ -356,7 +358,7 @@ class MessagesReader(TurnsReader):
 
     def _add_block(self, role: str, block: Mapping[str, Any]) -> None:
         kind = block["type"]
-        if kind != "tool_result":
+        if self._shown and kind != "tool_result":
             self._add_shown()
         match kind:
             case "text":

@@ -199,15 +199,16 @@ class ContentBlock(NamedTuple):
         Raises:
             CompactionRefused: a system message contains a summary.
         """
+        kinds, of_system = self
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind in self.kinds:
+        if kind in kinds:
             fields = _BLOCKS[kind].read(block, at, scope)
             fields["at"] = at
             return fields
-        allowed = either(self.kinds)
+        allowed = either(kinds)
         if not isinstance(kind, str):
             raise at.refused(f"must be an object with a 'type' that is {allowed}")
-        if kind == COMPACTION and self.of_system:
+        if kind == COMPACTION and of_system:
             raise CompactionRefused("block_misplaced", f"{at}: a system message cannot contain a summary")
         is_of_server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
         remedy = _RUN_THERE if is_of_server else f"the type must be {allowed}"

@@ -192,13 +192,31 @@ class PartReader(NamedTuple):
             return []
         if not isinstance(content, list):
             raise InvalidPayload(f"{at} must be a string or a list of parts")
-        field = str(at)
-        parts = [self._part(part, f"{field}[{index}]", media=media) for index, part in enumerate(content)]
-        return [part for part in parts if part is not None]
+        parts: list[str | MediaSource] = []
+        for index, part in enumerate(content):
+            text = self._text(part)
+            read = self._part(part, f"{at}[{index}]", media=media) if text is None else text
+            if read is not None:
+                parts.append(read)
+        return parts
 
-    def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource | None:
+    def _text(self, part: Any) -> str | None:
+        """Return the text of a part, or None if `_part` must read it."""
         if isinstance(part, str):
             return part
+        word: Any = part.get("type") if isinstance(part, dict) else None
+        text = part.get(_TEXTS[word]) if isinstance(word, str) and word in _TEXTS else None
+        if not isinstance(text, str):
+            return None
+        if len(part) > 2:
+            self._report(part, word)
+        return text
+
+    def _report(self, part: Mapping[str, Any], word: str) -> None:
+        closed = ("closed",) if word == "thinking" else ()  # Mistral's mark of complete reasoning, as any is here
+        self.unknown.update(unread(part, self.path, ("type", _TEXTS[word], *closed)))
+
+    def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource | None:
         word = _type(part)
         if not isinstance(word, str):
             raise InvalidPayload(f"{at} must be a string, or an object with a 'type', such as 'text'")
@@ -209,12 +227,8 @@ class PartReader(NamedTuple):
             return self._medium(part, word, at)
         if word not in _TEXTS:
             raise InvalidPayload(f"{at}: {word[:64]!r} is not supported: {self._reason(word)}")
-        text = part.get(field := _TEXTS[word])
-        closed = ("closed",) if word == "thinking" else ()  # Mistral's mark of complete reasoning, as any is here
-        self.unknown.update(unread(part, self.path, ("type", field, *closed)))
-        if isinstance(text, str):
-            return text
-        if text is None and word in _PERHAPS_NULL:
+        self._report(part, word)
+        if part.get(field := _TEXTS[word]) is None and word in _PERHAPS_NULL:
             self.unknown[f"{self.path}.{field}"] = None
             return None
         raise InvalidPayload(f"{at}: {word!r} must have a string '{field}'")
@@ -491,7 +505,7 @@ def _joined(parts: Sequence[str | MediaSource], media: list[MediaSource]) -> str
     """Return the parts joined with newlines, or a list of them if they contain media, which are added to `media`."""
     sources = [part for part in parts if isinstance(part, MediaSource)]
     if not sources:
-        return "\n".join([part for part in parts if isinstance(part, str)])
+        return "\n".join(parts)  # type: ignore[arg-type]  # all are text
     media += sources
     return [media_part(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in parts]
 
@@ -518,8 +532,9 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
         role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
     if not chat or chat[-1]["role"] != role:
         chat.append({"role": role})
+    turn = chat[-1]
     for name, part in parts.items():
-        chat[-1].setdefault(name, []).append(part)
+        turn.setdefault(name, []).append(part)
 
 
 class TurnsReader:
@@ -560,6 +575,8 @@ class TurnsReader:
 
 def _message_of_turn(turn: Message) -> Message:
     """Return a joined message as chat templates expect it."""
+    if len(turn) == 2:
+        return {"role": turn["role"], "content": turn["content"]}
     reasoning = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
     fields = {name: turn[name] for name in _TURN_FIELDS if name in turn}
     return {"role": turn["role"], "content": turn["content"], **reasoning, **fields}

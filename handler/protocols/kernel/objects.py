@@ -10,6 +10,7 @@ The leaves are the readers of `readers.py`, which raise ValueError with the reas
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -161,14 +162,13 @@ class ListOf(NamedTuple):
         return f"a {'non-empty ' if self.minimum else ''}list of {self.noun}"
 
     def read(self, value: Any, at: Path, scope: Scope) -> list[Any]:
-        if not isinstance(value, list) or (self.minimum == 1 and not value):
+        item, noun, maximum, minimum = self
+        if isinstance(value, list) and minimum <= len(value) <= maximum:
+            return list(map(item.read, value, map(at.at, range(len(value))), itertools.repeat(scope)))
+        if not isinstance(value, list) or (minimum == 1 and not value):
             raise at.refused(f"must be {self._form}")
-        if self.minimum > 1 and not self.minimum <= len(value) <= self.maximum:
-            raise at.refused(f"has {len(value)} {self.noun}; must be {self._form}")
-        if len(value) > self.maximum:
-            raise at.refused(f"has {len(value)} {self.noun}; the maximum is {self.maximum}")
-        read, path_at = self.item.read, at.at
-        return [read(item, path_at(index), scope) for index, item in enumerate(value)]
+        rule = f"must be {self._form}" if minimum > 1 else f"the maximum is {maximum}"
+        raise at.refused(f"has {len(value)} {noun}; {rule}")
 
 
 class MapOf(NamedTuple):
@@ -226,34 +226,12 @@ class TextOr(NamedTuple):
         return self.other.read(value, at, scope)
 
 
-def _members_reader(fields: Mapping[str, Declaration]) -> Callable[[Mapping[str, Any], Path, Scope], dict[str, Any]]:
-    """Return the reader of the declared members of objects.
-
-    It returns their values by name, without those that have no effect, and reads them in the order of `fields`.
-    What depends only on the declarations is found here, once. A path is made only for a member that needs it.
-    """
-    steps = [(name, *_step(declared)) for name, declared in fields.items() if declared is not IGNORED]
-
-    def read_members(value: Mapping[str, Any], at: Path, scope: Scope) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for name, default, reader, read in steps:
-            item = value.get(name)
-            if item is None and default is not _READ:
-                values[name] = default
-            elif reader is not None:
-                try:
-                    values[name] = reader(item)
-                except ValueError as error:
-                    raise at.at(name).refused(str(error)) from None
-            else:
-                values[name] = item if read is None else read(item, at.at(name), scope)
-        return values
-
-    return read_members
-
-
 _READ: Any = object()
 """The default of a member that is read even if it is missing."""
+
+
+def _is_ignored(declared: Declaration) -> bool:
+    return isinstance(declared, Leaf) and declared.reader is IGNORED.reader
 
 
 def _step(declared: Declaration) -> tuple[Any, Callable[[Any], Any] | None, Callable[[Any, Path, Scope], Any] | None]:
@@ -282,7 +260,7 @@ class Obj:
         self._must = must
         self._extra = extra
         self._names = frozenset(fields)
-        self._read_members = _members_reader(fields)
+        self._steps = [(name, *_step(declared)) for name, declared in fields.items() if not _is_ignored(declared)]
 
     @property
     def shape(self) -> Shape:
@@ -296,14 +274,29 @@ class Obj:
         return Obj({name: field, **self.fields}, self._must, self._extra)
 
     def read(self, value: Any, at: Path, scope: Scope) -> dict[str, Any]:
-        """Return the values of the fields by name, without those that have no effect."""
+        """Return the values of the fields by name, without those that have no effect.
+
+        What depends only on the declarations is found before. A path is made only for a field that needs it.
+        """
         if not isinstance(value, dict):
             raise at.refused(self._must)
         if self._extra:
             at.only(value, self.fields, self._extra)
         elif not self._names.issuperset(value):
             scope.unknown.update(unread(value, at.general, self.fields))
-        return self._read_members(value, at, scope)
+        values: dict[str, Any] = {}
+        for name, default, reader, read in self._steps:
+            item = value.get(name)
+            if item is None and default is not _READ:
+                values[name] = default
+            elif reader is not None:
+                try:
+                    values[name] = reader(item)
+                except ValueError as error:
+                    raise at.at(name).refused(str(error)) from None
+            else:
+                values[name] = item if read is None else read(item, at.at(name), scope)
+        return values
 
 
 class Closed:
@@ -315,14 +308,14 @@ class Closed:
     """
 
     def __init__(self, must: str, fields: Mapping[str, Declaration], types: tuple[str, ...] = ()) -> None:
-        self.fields = fields
         self._must = must
         self._types = types
-        self._read_members = _members_reader(fields)
+        self._fields = fields
+        self._members = Obj({"type": IGNORED, **fields} if types else fields)
 
     @property
     def shape(self) -> Shape:
-        fields = {name: field.shape for name, field in self.fields.items()}
+        fields = {name: field.shape for name, field in self._fields.items()}
         kind = {"type": {"enum": [*self._types]}} if self._types else {}
         return {**record(kind, fields), "additionalProperties": NULL}
 
@@ -330,12 +323,12 @@ class Closed:
         """Return the values of the fields by name, and the type."""
         if not isinstance(value, dict) or (self._types and value.get("type") not in self._types):
             raise at.refused(self._must)
-        kind = {"type": value["type"]} if self._types else {}
         try:
-            only(value, *kind, *self.fields)
+            only(value, *self._members.fields)
         except ValueError as error:
             raise at.refused(str(error)) from None
-        return {**kind, **self._read_members(value, at, scope)}
+        kind = {"type": value["type"]} if self._types else {}
+        return {**kind, **self._members.read(value, at, scope)}
 
 
 class WithValue(NamedTuple):
@@ -417,8 +410,8 @@ class Variant:
         self._kinds = {kind: known.with_field(tag, self._tag_of(kind)) for kind, known in kinds.items()}
 
     def _tag_of(self, kind: str) -> Declaration:
-        tag = Leaf(lambda value: kind, {"const": kind})
-        return tag._replace(shape={"enum": [kind, None]}) if kind == self._default else tag
+        """Return the declaration of the tag, which `read` itself reads."""
+        return IGNORED._replace(shape={"enum": [kind, None]} if kind == self._default else {"const": kind})
 
     @property
     def shape(self) -> Shape:
@@ -445,4 +438,6 @@ class Variant:
         if known is None:
             reason = self._refused.get(kind, self._expected) if isinstance(kind, str) else self._expected
             raise at.at(self._tag).refused(f"{show(kind)} is not supported: {reason}")
-        return known.read(value, at, scope)
+        values = known.read(value, at, scope)
+        values[self._tag] = kind
+        return values

@@ -63,7 +63,8 @@ class Path(NamedTuple):
 
     def at(self, *keys: str | int) -> Path:
         """Return the path of a member of the value."""
-        return tuple.__new__(type(self), ((*self.keys, *keys), self.words))  # in half the time of the constructor
+        before, words = self
+        return tuple.__new__(type(self), ((*before, *keys), words))  # in half the time of the constructor
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)

@@ -207,8 +207,9 @@ def type_of(item: Any) -> Any:
     """Return the type of an item. Without `type`, items that have only an id are references, and others messages."""
     if not isinstance(item, dict):
         return None
-    implied = "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
-    return implied if item.get("type") is None else item["type"]
+    if item.get("type") is not None:
+        return item["type"]
+    return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
 def meaning_of(item: Any) -> str:

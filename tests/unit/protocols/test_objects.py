@@ -16,6 +16,7 @@ from handler.protocols.anthropic import types as anthropic
 from handler.protocols.decisions import openai, systemone
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.objects import (
+    AS_IS,
     Closed,
     Declaration,
     ListOf,
@@ -205,6 +206,14 @@ def test_a_kind_is_chosen_by_its_tag() -> None:
         with pytest.raises(InvalidField) as raised:
             read(*items)
         assert raised.value.message == message
+
+
+def test_an_object_that_is_closed_reports_the_names_in_its_members() -> None:
+    scope = Scope(CONTEXT, {})
+    declared = Closed("must be an object", {"inner": Obj({"x": Optional(AS_IS, "none")})}, ("a",))
+    value = {"type": "a", "inner": {"y": 1}, "other": None}
+    assert declared.read(value, Path(("at",)), scope) == {"type": "a", "inner": {"x": "none"}}
+    assert [*scope.unknown] == ["at.inner.y"]
 
 
 SETTINGS = [
