@@ -142,12 +142,15 @@ def _list(arguments: argparse.Namespace) -> int:
     if not models:
         print("no models; fetch one with `lmi models get MODEL`")
         return 0
-    rows = [("MODEL", "FORMAT", "SIZE", "LAST READ"), *map(_row, models)]
+    _print_table([("MODEL", "FORMAT", "SIZE", "LAST READ"), *map(_row, models)])
+    print(f"{format_size(sum(model.size for model in models))} in total")
+    return 0
+
+
+def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, form, size, used in rows:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
-    print(f"{format_size(sum(model.size for model in models))} in total")
-    return 0
 
 
 def _row(model: CachedModel) -> tuple[str, str, str, str]:

@@ -133,7 +133,7 @@ class Bench:
 
     def silent_step(self, *bodies: Any) -> list[Piece]:
         """One step in which no request has anything to say."""
-        with mock.patch.object(batches, "_IDLE", 0.03):
+        with mock.patch.object(batches, "IDLE", 0.03):
             return self.step(*bodies)
 
     def finish(self, pieces: list[Piece]) -> list[bytes]:
@@ -159,7 +159,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def benches() -> Iterator[None]:
-    with mock.patch.object(batches, "_IDLE", 5.0):  # a step of a busy machine is late, not empty
+    with mock.patch.object(batches, "IDLE", 5.0):  # a step of a busy machine is late, not empty
         yield
     while Bench.opened:
         Bench.opened.pop().close()

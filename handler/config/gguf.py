@@ -41,7 +41,7 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "sep
 """Maps the name of a token in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _PART_NUMBER, _ALIGNMENT = b"split.count", b"split.no", b"general.alignment"
-_DEFAULT_IDS: Mapping[object, Mapping[str, int]] = {
+DEFAULT_IDS: Mapping[object, Mapping[str, int]] = {
     b"llama": {"bos": 1, "eos": 2, "unknown": 0},
     b"gpt2": {"bos": 11, "eos": 11},
     b"whitespace": {"bos": 11, "eos": 11},
@@ -60,7 +60,7 @@ END_TEXTS = {
 }
 """Texts of tokens that end a response even if the header does not declare them as end tokens."""
 _FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-_FIM_TEXTS = {
+FIM_TEXTS = {
     "fim_pre": {
         *(b"<|fim_prefix|>", b"<fim-prefix>", b"<fim_prefix>", b"<PRE>", b"<|code_prefix|>", b"<|prefix|>"),
         *("<｜fim▁begin｜>".encode(), "▁<PRE>".encode()),
@@ -79,6 +79,8 @@ _FIM_TEXTS = {
 }
 """Texts of the tokens around the parts of a file, by name. They count if the header declares no such token."""
 _OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+_KEYS = {name: name for name in (*_SPECIAL, *_END_NAMES)} | _OLD_NAMES | {name: name for name in FIM_TEXTS}
+"""The names of special tokens in the keys of a header."""
 
 
 class TensorType(NamedTuple):
@@ -150,7 +152,7 @@ def ends(values: Mapping[bytes, object], tokens: Sequence[bytes]) -> frozenset[i
         tokens: the texts of all tokens, by ID.
     """
     special = special_ids(values, len(tokens))
-    texts = END_TEXTS.union(*(_FIM_TEXTS[name] for name in _FIM_ENDS if name not in special))
+    texts = END_TEXTS.union(*(FIM_TEXTS[name] for name in _FIM_ENDS if name not in special))
     ids = [special[name] for name in _END_NAMES if name in special]
     ids += [id for id, text in enumerate(tokens) if text in texts]
     no_ends = end_exceptions({tokens[id] for id in ids})
@@ -175,15 +177,14 @@ def control_texts(special: Collection[str]) -> Set[bytes]:
     Args:
         special: names of the special tokens that the header declares.
     """
-    return END_TEXTS.union(*(texts for name, texts in _FIM_TEXTS.items() if name not in special))
+    return END_TEXTS.union(*(texts for name, texts in FIM_TEXTS.items() if name not in special))
 
 
 def special_ids(values: Mapping[bytes, object], num_tokens: int) -> dict[str, int]:
     """Return the IDs of special tokens, by NAME in `tokenizer.ggml.NAME_token_id`, with llama.cpp's defaults."""
     model = values.get(_MODEL)
-    defaults = _DEFAULT_IDS.get(model, {}) if isinstance(model, bytes) else {}
-    keys = {name: name for name in (*_SPECIAL, *_END_NAMES)} | _OLD_NAMES | {name: name for name in _FIM_TEXTS}
-    declared = {name: values.get(f"tokenizer.ggml.{key}_token_id".encode()) for name, key in keys.items()}
+    defaults = DEFAULT_IDS.get(model, {}) if isinstance(model, bytes) else {}
+    declared = {name: values.get(f"tokenizer.ggml.{key}_token_id".encode()) for name, key in _KEYS.items()}
     valid = {name: id for name, id in declared.items() if isinstance(id, int) and 0 <= id < num_tokens}
     ids = {**defaults, **valid}
     return {name: id for name, id in ids.items() if id < num_tokens}

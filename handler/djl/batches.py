@@ -17,7 +17,7 @@ from handler.serving.request.task import RequestTask
 
 log = logging.getLogger("handler.rolling")
 
-_IDLE = 0.03
+IDLE = 0.03
 """Maximum time in seconds that a step waits while no request has output. A new request may wait this long for its first
 step.
 
@@ -220,8 +220,8 @@ class RollingBatch:
     def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
         """Run the loop until a request has output. If an empty piece commits the status, wait for all new requests."""
         now = time.monotonic()
-        begin, idle = now + _BEGIN, now + _IDLE
-        seconds = 0.0 if any(map(_has_word, tasks)) else _IDLE
+        begin, idle = now + _BEGIN, now + IDLE
+        seconds = 0.0 if any(map(_has_word, tasks)) else IDLE
         if all(task.phase >= ANSWERING for task in tasks):  # the next output can only come from the engine
             self._loop.step(self._model.driver, seconds)
         elif seconds:

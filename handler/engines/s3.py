@@ -437,6 +437,10 @@ def _transfer(client: Any, source: _Source, files: Mapping[Path, _Object]) -> No
             transfers.append(manager.download(source.bucket, item.key, str(path), subscribers=subscribers))
         for transfer in transfers:
             transfer.result()
+    _check_sizes(source, files)
+
+
+def _check_sizes(source: _Source, files: Mapping[Path, _Object]) -> None:
     for path, item in files.items():
         if path.stat().st_size != item.size:
             received = f"{path.stat().st_size} of {item.size} bytes"

@@ -53,7 +53,7 @@ log = logging.getLogger("handler.server")
 BACKLOG = 4096
 _ACCEPTS = 16  # maximum number of connections that are accepted in an iteration of the event loop
 _MAX_DRAINED = 100  # maximum number of connections that are drained in an iteration of the event loop
-_DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
+DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
 _LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent,
 _MAX_LAST_REQUESTS = 20  # repeated at most this many times, as long as more requests are answered
 
@@ -143,12 +143,12 @@ class HttpServer(uvicorn.Server):
         if self._deadline is not None:
             self._deadline = time.monotonic()
         else:
-            self._deadline = time.monotonic() + _DRAIN
+            self._deadline = time.monotonic() + DRAIN
             self._app.drain()
             self._drain([*self.server_state.connections])
             busy = self._app.num_requests
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
-            waiting = f"; responses to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
+            waiting = f"; responses to finish: {busy}, within {DRAIN:g} s; a second {again} ends them at once"
             log.info("%s: stopping%s", number.name, waiting if busy else "")
         self._wake()
 
@@ -323,7 +323,7 @@ async def _host(
 
 _LMI, _DECISION = "/invocations", "/v1/systemone"
 _CHAT = '"messages":[{"role":"user","content":"Name the capital of France."}],"max_tokens":16'
-_EXAMPLES = {
+EXAMPLES = {
     Task.GENERATION: {
         _LMI: '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
         "/v1/chat/completions": f"{{{_CHAT}}}",
@@ -349,8 +349,8 @@ _COMPLETION = "/v1/completions", '{"prompt":"The capital of France is","max_toke
 
 
 def _examples(context: ServerContext) -> Mapping[str, str]:
-    """Return the example bodies of `_EXAMPLES` that a model does not refuse, by route."""
-    examples = _EXAMPLES[context.task]
+    """Return the example bodies of `EXAMPLES` that a model does not refuse, by route."""
+    examples = EXAMPLES[context.task]
     omitted = {_DECISION} if context.no_labels else set()
     if context.task is Task.GENERATION and context.refuses_chats:
         omitted.update(_OF_CHATS)

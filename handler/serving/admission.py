@@ -227,11 +227,11 @@ class Admission:
             self.formatters.close()
 
 
-_SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more, as for 256 KiB of body
+SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more, as for 256 KiB of body
 
 
 def memory_quota(config: Config) -> Quota:
     """Return a quota for the memory of all requests."""
     spare = config.requests_total_bytes // 4
     words = "all requests together need too much memory (option.requests_total_bytes)"
-    return Quota(config.requests_total_bytes - spare, spare, _SMALL, words, beside=spare)
+    return Quota(config.requests_total_bytes - spare, spare, SMALL, words, beside=spare)

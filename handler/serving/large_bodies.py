@@ -53,18 +53,19 @@ MAX_WAITING = 16  # maximum number of bodies that wait or are being decoded; in 
 _SHORT = 64  # strings and lists of numbers up to this length are pickled with the rest
 _PART = 1 << 16  # approximate number of characters or numbers in a part
 
-_PURPOSE = Purpose("large request bodies", "are read")
+PURPOSE = Purpose("large request bodies", "are read")
 _NUMBERS = {int, float}
 
 
 class LargeBodies:
     """Decodes large bodies in a separate process, with threads that wait for it. Thread-safe.
 
-    The process starts when the first large body arrives.
+    Attributes:
+        process: the separate process. It starts when the first large body arrives.
     """
 
     def __init__(self) -> None:
-        self._process = Sandbox(_make, _PURPOSE)
+        self.process = Sandbox(make_reader, PURPOSE)
         self._threads = TurnThreads(_THREADS, _SLOW_THREADS, "large-bodies")
         self._waiting = Quota(MAX_WAITING, MAX_WAITING, 1, f"{MAX_WAITING} large request bodies are being read")
 
@@ -108,9 +109,9 @@ class LargeBodies:
             Unavailable: the process cannot be started.
         """
         memory = MEMORY + MEMORY_FACTOR * len(body)
-        job = Job(_Form(plain, unique_keys), Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
+        job = Job(BodyForm(plain, unique_keys), Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
         try:
-            parts = self._process.run(job, body)
+            parts = self.process.run(job, body)
         except MemoryLimitExceeded:
             raise TooLarge(f"parsing the body needs more than {memory >> 20} MiB") from None
         except LimitExceeded:
@@ -122,7 +123,7 @@ class LargeBodies:
 
     def close(self) -> None:
         """Stop the process and the threads."""
-        self._process.close()
+        self.process.close()
         self._threads.shutdown()
 
 
@@ -134,18 +135,18 @@ def max_decoded(body: bytes) -> int:
 # -- the code that runs in the process ---------------------------------------------------------------------------
 
 
-class _Form(NamedTuple):
+class BodyForm(NamedTuple):
     """The format of a large body. The attributes are the arguments of `LargeBodies.decode`."""
 
     plain: bool
     unique_keys: bool
 
 
-def _make() -> Work:
-    return _read
+def make_reader() -> Work:
+    return read_parts
 
 
-def _read(form: _Form, data: memoryview) -> Iterator[Any]:
+def read_parts(form: BodyForm, data: memoryview) -> Iterator[Any]:
     """Decode a body. Yield the long strings and lists in parts, and then the pickle that refers to them."""
     gc.disable()  # it would search millions of objects without finding garbage
     # orjson would exceed the memory limit, because it builds its own tree in addition to the value.

@@ -53,7 +53,7 @@ __all__ = ["ServedModel", "running"]
 
 log = logging.getLogger("handler.launch")
 
-_DRAIN = 20.0
+DRAIN = 20.0
 """Number of seconds that open requests have to finish after the `async with running(...)` block."""
 
 _LAST_BYTES = 1.0
@@ -358,7 +358,7 @@ async def _finish(model: ServedModel) -> None:
     """Refuse new requests, wait a limited time for open requests, and end the remaining requests with an error."""
     if not model.availability.draining:  # otherwise the host has already waited
         model.drain()
-        await _wait_idle(model, _DRAIN)
+        await _wait_idle(model, DRAIN)
     model.give_up()
     await _wait_idle(model, _LAST_BYTES)
 

@@ -209,5 +209,5 @@ def impatient(*arguments: str, keep_alive: float = 0.2) -> Iterator[AppServer]:
 @contextlib.contextmanager
 def short_drain(seconds: float) -> Iterator[None]:
     """Servers give up after so many seconds what is under way when they are told to stop."""
-    with mock.patch.object(http_server, "_DRAIN", seconds):
+    with mock.patch.object(http_server, "DRAIN", seconds):
         yield

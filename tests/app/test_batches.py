@@ -383,7 +383,7 @@ def test_two_servers_answer_a_batch_each(slow: LiveServer) -> None:
 
 
 def test_what_is_left_at_the_window_s_end_expires(slow: LiveServer) -> None:
-    with mock.patch.dict(batches._UNITS, {"m": 1}):
+    with mock.patch.dict(batches.UNITS, {"m": 1}):
         begun = begin(slow, LONG, completion_window="3m")
     with ends_at_the_second_try():
         batch = ended(slow, begun["id"])

@@ -32,7 +32,7 @@ def code(path: Path) -> str:
 
 def test_each_architecture_is_served_or_not_on_purpose(sources: Path) -> None:
     declared = set(re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"]+)"', code(sources / "llama-arch.cpp")))
-    assert declared - NOT_SERVED == readable._ARCHITECTURES
+    assert declared - NOT_SERVED == readable.ARCHITECTURES
     assert declared >= NOT_SERVED
 
 
@@ -40,11 +40,11 @@ def test_texts_of_tokens_mean_the_same(sources: Path) -> None:
     vocab = code(sources / "llama-vocab.cpp")
     blocks = re.findall(r"if \(false\n(.*?)\) \{\s*special_(\w+?)(?:_id)?(?: = t\.second|\.insert)", vocab, re.DOTALL)
     texts = {name: {text.encode() for text in re.findall(r't\.first == "([^"]+)"', block)} for block, name in blocks}
-    own = {**gguf._FIM_TEXTS, "eog_ids": gguf.END_TEXTS}
+    own = {**gguf.FIM_TEXTS, "eog_ids": gguf.END_TEXTS}
     assert {name: texts[name] for name in own} == own
     assert texts["eot"] | texts["eom"] <= gguf.END_TEXTS
     (shown,) = re.findall(r"if \((.*<\|channel\|>.*)\) \{", vocab)
-    assert {text.encode() for text in re.findall('"([^"]+)"', shown)} == vocabulary._SHOWN
+    assert {text.encode() for text in re.findall('"([^"]+)"', shown)} == vocabulary.SHOWN
 
 
 def test_tokens_have_the_same_ids_where_the_header_declares_none(sources: Path) -> None:
@@ -56,7 +56,7 @@ def test_tokens_have_the_same_ids_where_the_header_declares_none(sources: Path) 
         for models, block in blocks
         for model in re.findall('"([^"]+)"', models)
     }
-    own = gguf._DEFAULT_IDS
+    own = gguf.DEFAULT_IDS
     assert {model: declared[model] for model in own} == own
     assert not any(declared[model] for model in {name.encode() for name in vocabulary.MODELS} - own.keys())
 
@@ -81,7 +81,7 @@ def test_flags_are_treated_as_their_other_names(sources: Path) -> None:
     found = re.findall(r'^ +\{ *("-[^{}\n]+") *\}', code(sources / "arg.cpp"), re.MULTILINE)
     options = [re.findall('"([^"]+)"', names) for names in found]
     assert len(options) > 300, "they have moved"
-    assert {*child._REASONS, *child._PROJECTORS} <= {name for names in options for name in names}
+    assert {*child.REASONS, *child.PROJECTORS} <= {name for names in options for name in names}
     for names in options:
-        treated = {(child._REASONS.get(name), name in child._PROJECTORS) for name in names}
+        treated = {(child.REASONS.get(name), name in child.PROJECTORS) for name in names}
         assert len(treated) == 1, names

@@ -180,6 +180,11 @@ def command(contract: Contract, model: Path, config: Config, flags: Sequence[str
     return [*words, *flags, *options.get("engine_flags", ())]
 
 
+def _own_server(contract: Contract, config: EngineConfig, flags: Sequence[str]) -> OwnServer:
+    words = command(contract, config.model_path, config.options, flags)
+    return OwnServer("grpc", contract.command[0], words, _environment())
+
+
 class ContractEngine(RemoteEngine[C]):
     """Base class of engines that use servers with a gRPC contract.
 
@@ -201,8 +206,7 @@ class ContractEngine(RemoteEngine[C]):
         task_flags = flags(contract)
         own = None
         if not urls:
-            words = command(contract, config.model_path, config.options, task_flags)
-            own = OwnServer("grpc", contract.command[0], words, _environment())
+            own = _own_server(contract, config, task_flags)
             urls = (own.url,)
         close_seconds = TLS_CLOSE if any(url.startswith("grpcs:") for url in urls) else 0.0
         super().__init__(contract.software, urls, float(options["base_url_timeout"]), close_seconds, own)

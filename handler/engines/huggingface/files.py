@@ -323,7 +323,15 @@ def check_response(response: Any) -> None:
         return
     if hasattr(response, "read"):  # httpx calls this function before it reads the body
         response.read()
-    value = response.json()
+    _check_names(response.json())
+
+
+def _check_names(value: Any) -> None:
+    """Check the description of a model on the hub, or a list of its files.
+
+    Raises:
+        ValueError: the commit or the name of a file is not valid.
+    """
     entries = value.get("siblings") if isinstance(value, dict) else value
     commit = value.get("sha") if isinstance(value, dict) else None
     if commit is not None and not _CACHED.fullmatch(str(commit)):

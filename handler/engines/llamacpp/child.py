@@ -85,7 +85,7 @@ _REFUSED = {
     _ENDS: ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--completion-bash", "--list-devices"),
 }
 """Maps the reasons why flags are refused to the flags."""
-_REASONS = {flag: reason for reason, flags in _REFUSED.items() for flag in flags}
+REASONS = {flag: reason for reason, flags in _REFUSED.items() for flag in flags}
 
 
 class LlamaSetting:
@@ -174,7 +174,7 @@ def check_flags(config: EngineConfig) -> None:
     for word in config.engine_options.get("llama_server_args", ()):
         # llama-server also reads underscores in long flags, but not --flag=value.
         flag = word.partition("=")[0].replace("_", "-") if word.startswith("--") else word
-        reason = _REASONS.get(flag)
+        reason = REASONS.get(flag)
         if reason is None and flag != word.replace("_", "-") and word.startswith("--"):
             reason = "llama-server reads no `=`, so write the flag and its value as two words"
         if reason is not None:
@@ -325,7 +325,7 @@ def num_threads() -> int | None:
 
 # -- the projector -----------------------------------------------------------------------------------------------------
 
-_PROJECTORS = frozenset({"-mm", "--mmproj", "-mmu", "--mmproj-url", "--no-mmproj", "--no-mmproj-auto"})
+PROJECTORS = frozenset({"-mm", "--mmproj", "-mmu", "--mmproj-url", "--no-mmproj", "--no-mmproj-auto"})
 _BASE, _WIDTH = b"general.basename", b"clip.vision.projection_dim"
 PROJECTOR_PATTERN = "*mmproj*[-_.][fF]16.gguf"
 """Names of projectors on the hub. Most repositories have one in 16 bits."""
@@ -402,7 +402,7 @@ def has_projector(config: EngineConfig) -> bool:
 
 def _sets_projector(config: EngineConfig) -> frozenset[str]:
     """Return the flags in `option.llama_server_args` that set or disable a projector."""
-    return _PROJECTORS.intersection(
+    return PROJECTORS.intersection(
         word.replace("_", "-") for word in config.engine_options.get("llama_server_args", ())
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from handler.config import gguf
 
 _SOURCE = "llama.cpp b11434"
-_ARCHITECTURES = frozenset((
+ARCHITECTURES = frozenset((
     "afmoe", "apertus", "arcee", "arctic", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2", "bailingmoe3",
     "bert", "bitnet", "bloom", "chameleon", "chatglm", "clef", "codeshell", "cogvlm", "cohere2", "cohere2moe",
     "command-r", "dbrx", "deci", "deepseek", "deepseek2", "deepseek2-ocr", "deepseek32", "deepseek4", "dots1",
@@ -32,7 +32,7 @@ WAYS = "install Debian's or Ubuntu's package llama.cpp, or run `brew install lla
 def unreadable(header: gguf.Header) -> str:
     """Return why llama.cpp cannot read a GGUF file, or "" if it can, as far as the header tells."""
     architecture = header.architecture
-    if architecture not in _ARCHITECTURES:
+    if architecture not in ARCHITECTURES:
         return (
             f"has the architecture {architecture}, which {_SOURCE} does not serve; if your llama-server is newer, use "
             "--engine llamacpp"

@@ -339,8 +339,7 @@ class GrammarTrial:
         for first, tokens in self._tokens.items():
             after = self._stacks.after(stacks, first)
             for suffix, count in tokens.items():
-                _, trials = self._try(after, len(stacks), suffix)
-                total += trials * count * self._weight
+                total += self._try(after, len(stacks), suffix)[1] * count * self._weight
             if total > MAX_TRIALS:
                 raise TooAmbiguous
         if num_comparisons > _MANY:

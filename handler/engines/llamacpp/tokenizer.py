@@ -254,15 +254,8 @@ def _unigrams(gguf: GgufVocabulary) -> Json:
         for score, kind in zip(gguf.scores, gguf.kinds, strict=False)
     ]
     table = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(gguf.characters).decode()}]
-    spaces = [_ESCAPE, _replace({"Regex": rf"\A(?={_SPACE}*[^{_SPACE}])"}, _SPACE if gguf.adds_space else "")]
-    if gguf.merges_spaces:
-        spaces = [
-            _replace({"Regex": r"\A +| +\z"}, ""),
-            _replace({"Regex": " +"}, _SPACE),
-            {"type": "Prepend", "prepend": _SPACE},
-        ]
     return {
-        "normalizer": _sequence("normalizers", [*(table if gguf.characters else []), *spaces]),
+        "normalizer": _sequence("normalizers", [*(table if gguf.characters else []), *_spaces(gguf)]),
         "pre_tokenizer": None,
         "decoder": _decoder(is_prefixed=gguf.adds_space or gguf.merges_spaces),
         "model": {
@@ -272,6 +265,17 @@ def _unigrams(gguf: GgufVocabulary) -> Json:
             "vocab": [[text, score] for text, score in zip(gguf.texts, scores, strict=True)],
         },
     }
+
+
+def _spaces(gguf: GgufVocabulary) -> list[Json]:
+    """Return how the normalizer writes spaces."""
+    if gguf.merges_spaces:
+        return [
+            _replace({"Regex": r"\A +| +\z"}, ""),
+            _replace({"Regex": " +"}, _SPACE),
+            {"type": "Prepend", "prepend": _SPACE},
+        ]
+    return [_ESCAPE, _replace({"Regex": rf"\A(?={_SPACE}*[^{_SPACE}])"}, _SPACE if gguf.adds_space else "")]
 
 
 _BUILDERS = {"llama": _sentence_piece, "bert": _word_pieces, "t5": _unigrams}

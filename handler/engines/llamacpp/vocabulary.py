@@ -188,7 +188,7 @@ def _merges(merges: Iterable[bytes]) -> list[tuple[str, str]]:
 # -- kinds of tokens, which llama.cpp corrects by their texts ----------------------------------------------------------
 
 
-_SHOWN = {b"<|channel|>", b"<|message|>", b"<|start|>", b"<|constrain|>"}
+SHOWN = {b"<|channel|>", b"<|message|>", b"<|start|>", b"<|constrain|>"}
 """Texts of Harmony's tokens, which are visible."""
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 """Texts of tokens of Phi 3 that do not take the spaces after them."""
@@ -205,11 +205,15 @@ def _kinds(header: gguf.TokenizerHeader, special: Mapping[str, int]) -> list[Tok
     for id, text in enumerate(header.tokens):
         if text in control:
             kinds[id] = TokenType.CONTROL
-        if text in _SHOWN or (text in exceptions and text != b"</s>"):
+        if text in SHOWN or (text in exceptions and text != b"</s>"):
             kinds[id] = TokenType.USER_DEFINED
         elif text in exceptions:
             kinds[id] = TokenType.NORMAL
     return kinds
+
+
+def _added(kinds: Sequence[TokenType]) -> Set[int]:
+    return {id for id, kind in enumerate(kinds) if kind in _ADDED}
 
 
 def _stripped(
@@ -224,9 +228,8 @@ def _stripped(
     if words.is_stripped or any(part in architecture for part in ("nomic-bert-moe", "jina-bert-v3")):
         return {ids["<mask>"]} if "<mask>" in ids else set(), set()
     if "phi-3" in name or "phi3" in name:
-        added = {id for id, kind in enumerate(kinds) if kind in _ADDED}
         excluded = {ids[text] for text in _NOT_STRIPPED if text in ids}
-        return set(), added - excluded | ({ids["</s>"]} if "</s>" in ids else set())
+        return set(), _added(kinds) - excluded | ({ids["</s>"]} if "</s>" in ids else set())
     if "modern-bert" in name:
         return {ids["[MASK]"]} if "[MASK]" in ids else set(), set()
     return set(), set()

@@ -118,11 +118,8 @@ def expose_states(model: Any) -> None:
     nodes = model.get_ordered_ops()
     reads = {node.get_variable_id(): node for node in nodes if node.get_type_name() == "ReadValue"}
     for index, assign in enumerate(model.get_sinks()):
-        read = reads[assign.get_variable_id()]
-        past = opset13.parameter(read.get_output_partial_shape(0), read.get_output_element_type(0))
+        past = _parameter_for(reads[assign.get_variable_id()])
         past.output(0).set_names({f"{PAST}.{index}"})
-        for target in read.output(0).get_target_inputs():
-            target.replace_source_output(past.output(0))
         present = opset13.result(assign.input_value(0))
         present.output(0).set_names({f"{PRESENT}.{index}"})
         model.remove_sink(assign)
@@ -132,6 +129,16 @@ def expose_states(model: Any) -> None:
         if node.get_type_name() == "Broadcast" and node.get_attributes()["mode"] == "bidirectional":
             _keep_sizes(node)
     model.validate_nodes_and_infer_types()
+
+
+def _parameter_for(read: Any) -> Any:
+    """Return a parameter of the model that replaces the reading of a state."""
+    from openvino import opset13
+
+    past = opset13.parameter(read.get_output_partial_shape(0), read.get_output_element_type(0))
+    for target in read.output(0).get_target_inputs():
+        target.replace_source_output(past.output(0))
+    return past
 
 
 def _keep_sizes(broadcast: Any) -> None:

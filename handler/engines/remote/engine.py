@@ -433,9 +433,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                     self.release(server, running)
                 if not running.silent or running.ended:
                     raise
-                failure = Silent(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)")
-                self.leave_out(server, failure)
-                self._fail(running, server, failure)
+                self._time_out(running, server)
             except Exception as error:  # a bug here ends this request only
                 self._fail(running, server, Failed("sent a response that cannot be processed", repr(error)))
             else:
@@ -621,6 +619,11 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         words = f"the {self._kind.name} server does not enforce structured output on this prompt"
         detail = f"{server.url} does not enforce it"
         self._end(running, words + self._kind.not_enforced, detail, refused=True)
+
+    def _time_out(self, running: Running[C], server: RemoteServer) -> None:
+        failure = Silent(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)")
+        self.leave_out(server, failure)
+        self._fail(running, server, failure)
 
     def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
         """End a request for which servers were busy. The client may retry as soon as any of these servers allows it."""

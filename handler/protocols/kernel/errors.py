@@ -31,7 +31,7 @@ class HttpResponse(NamedTuple):
 
 
 _BUSY = frozenset({429, 503, 529})
-_WAIT = (1.0, 4.0)  # seconds
+WAIT = (1.0, 4.0)  # seconds
 
 
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
@@ -52,7 +52,7 @@ def delay_headers(retry_after: float = 0.0) -> Headers:
     Args:
         retry_after: the delay in seconds, or 0 if it is unknown.
     """
-    seconds = retry_after or random.uniform(*_WAIT)
+    seconds = retry_after or random.uniform(*WAIT)
     return ("retry-after", str(math.ceil(seconds))), ("retry-after-ms", str(math.ceil(seconds * 1000)))
 
 

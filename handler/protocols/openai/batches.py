@@ -32,7 +32,7 @@ _LEAST_LIFETIME = 3600
 _MOST_NAME = 255  # characters of a file's name
 _MOST_ID = 512  # characters of a custom_id
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([mhd])")
-_UNITS = {"m": 60, "h": 3600, "d": DAY}
+UNITS = {"m": 60, "h": 3600, "d": DAY}
 _SECONDS = integer(_LEAST_LIFETIME, LIFETIME)
 _FILE_FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -118,7 +118,7 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
 
 def _seconds(window: str) -> int:
     match = _WINDOW.fullmatch(window)
-    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    seconds = int(match[1]) * UNITS[match[2]] if match else 0
     if not 0 < seconds <= LIFETIME:
         raise ValueError("must be a number of minutes (m), hours (h) or days (d), such as 24h, of at most 30d")
     return seconds

@@ -541,9 +541,7 @@ def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             if not prefix and name in ("id", "parameters"):
                 continue
             if value is None or isinstance(value, dict) or (isinstance(value, list) and not _is_input(name)):
-                where = "Converting keyword: 'parameters': " if prefix else ""
-                kinds = "It should be either 'int', 'bool', or 'string'."
-                raise InvalidParameter(f"{where}parameter '{name[:64]}' has invalid type. {kinds}")
+                raise _wrong_kind(name, "Converting keyword: 'parameters': " if prefix else "")
             if not _is_input(name):
                 unknown.append(prefix + name)
             elif name in inputs:
@@ -551,6 +549,11 @@ def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             else:
                 inputs[name] = from_text(name, value)
     return inputs, unknown
+
+
+def _wrong_kind(name: str, where: str) -> InvalidParameter:
+    kinds = "It should be either 'int', 'bool', or 'string'."
+    return InvalidParameter(f"{where}parameter '{name[:64]}' has invalid type. {kinds}")
 
 
 def _is_input(name: str) -> bool:

@@ -101,10 +101,14 @@ def _jpeg(data: memoryview) -> Iterator[memoryview]:
         offset = end
     else:
         raise InvalidPayload(f"the image has more than {_SEGMENTS} segments")
-    for number, _ in enumerate(re.finditer(rb"\xff\xda", data[offset:])):
+    _check_scans(data[offset:])
+    yield data[offset:]
+
+
+def _check_scans(data: memoryview) -> None:
+    for number, _ in enumerate(re.finditer(rb"\xff\xda", data)):
         if number == _SCANS:
             raise InvalidPayload(f"the image has more than {_SCANS} scans")
-    yield data[offset:]
 
 
 def _gif(data: memoryview) -> Iterator[memoryview]:

@@ -153,7 +153,7 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
 ) -> None:
     body = b'{"inputs":"' + b"a" * MIB + b'"}'
     read(bodies, body)
-    pid = bodies._process.pid
+    pid = bodies.process.pid
     with monkeypatch.context() as patch:
         patch.setattr(large_bodies, "MEMORY", 0)
         patch.setattr(large_bodies, "MEMORY_FACTOR", 2)
@@ -167,33 +167,33 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
             "parsing the body takes more than 0.05 s, or crashes the parser",
         )
     assert read(bodies, body) == json.loads(body)
-    assert bodies._process.pid == pid, "one copy of the process was lost, not the process"
+    assert bodies.process.pid == pid, "one copy of the process was lost, not the process"
 
 
 def deadly() -> Work:
     """What reads bodies, and ends with its process over one that says so."""
 
-    def work(form: large_bodies._Form, data: memoryview) -> Iterator[Any]:
+    def work(form: large_bodies.BodyForm, data: memoryview) -> Iterator[Any]:
         if bytes(data[:4]) == b"die ":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(1)
-        yield from large_bodies._read(form, data)
+        yield from large_bodies.read_parts(form, data)
 
     return work
 
 
 def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBodies) -> None:
     fragile = LargeBodies()
-    fragile._process = Sandbox(deadly, large_bodies._PURPOSE)
+    fragile.process = Sandbox(deadly, large_bodies.PURPOSE)
     try:
         body = b'{"inputs":"' + b"a" * MIB + b'"}'
         read(fragile, body)
-        first = fragile._process.pid
+        first = fragile.process.pid
         found = refusal(fragile, b"die " * MIB)
         assert (type(found), found.status) == (Unavailable, 503)
         assert "the process where large request bodies are read has ended" in found.message
         assert read(fragile, body) == json.loads(body)
-        assert fragile._process.pid != first
+        assert fragile.process.pid != first
     finally:
         fragile.close()
 

@@ -93,7 +93,7 @@ class Scripted:
             if request is not None and offers(request) and request.path in self.sockets:
                 await self._converse(Socket(request, reader, writer), request.path)
             elif request is not None:
-                await self._answer(request, reader, writer)
+                await self.answer(request, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -110,15 +110,15 @@ class Scripted:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
         return Request(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
-    async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reply = await self._reply(request)
+    async def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reply = await self.reply_to(request)
         if (mutate := MUTANTS.get(self.broken)) is not None:
             mutate(request, reply)
         if self.breaks("limits.at-once") and self.running >= 3:
             reply = Reply({"error": "full"}, 503)
         reply.headers.setdefault("x-request-id", str(next(self._ids)))
         with self._counted(reply):
-            made = asyncio.ensure_future(self._send(reply, writer))
+            made = asyncio.ensure_future(self.send(reply, writer))
             gone = asyncio.ensure_future(reader.read(1))
             for task in (made, gone):
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())  # clients may go
@@ -147,7 +147,7 @@ class Scripted:
                 self._connections.add(await_later)
                 await_later.add_done_callback(self._connections.discard)
 
-    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+    async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         head = [f"HTTP/1.1 {reply.status} Said", f"content-type: {reply.content_type}", "connection: close"]
         head += [f"{name}: {value}" for name, value in reply.headers.items()]
         if reply.events is None:
@@ -239,7 +239,7 @@ class Scripted:
 
     # -- routes --------------------------------------------------------------------------------------------------
 
-    async def _reply(self, request: Request) -> Reply:
+    async def reply_to(self, request: Request) -> Reply:
         ready = time.monotonic() >= self._ready
         if request.path == "/ping":
             if self.breaks("ping.in-time") and self.running:

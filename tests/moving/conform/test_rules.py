@@ -107,13 +107,13 @@ class Impossible(Scripted):
         super().__init__("", profile)
         self.mutate = mutate
 
-    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+    async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         self.mutate(self.asked, reply)
-        await super()._send(reply, writer)
+        await super().send(reply, writer)
 
-    async def _reply(self, request: Request) -> Reply:
+    async def reply_to(self, request: Request) -> Reply:
         self.asked = request
-        return await super()._reply(request)
+        return await super().reply_to(request)
 
 
 @pytest.mark.parametrize(("rule", "profile", "mutate"), IMPOSSIBLE)
@@ -141,14 +141,14 @@ class Lacking(Scripted):
         super().__init__("", profile)
         self.path = path
 
-    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+    async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         for document in reply.events or [reply.value]:
             with contextlib.suppress(LookupError, TypeError):  # it has no such place
                 place = document
                 for name in self.path[:-1]:
                     place = place[name]
                 del place[self.path[-1]]
-        await super()._send(reply, writer)
+        await super().send(reply, writer)
 
 
 CHAT, COMPLETION, MESSAGE = ("openai.chat",), ("openai.completion",), ("anthropic.message", "anthropic.usage")
@@ -194,32 +194,32 @@ class Restless(Scripted):
 
     _answered = 0
 
-    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+    async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         self._answered += 1
         text = str(self._answered).encode()
         if reply.events is not None:
             reply.events = [reply.encode(event).replace(b" three", b" t" + text) for event in reply.events]
         else:
             reply.value = reply.body.replace(b" three", b" t" + text)
-        await super()._send(reply, writer)
+        await super().send(reply, writer)
 
 
 class Silent(Scripted):
     """Streams nothing."""
 
-    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+    async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         if reply.events is not None:
             await asyncio.Event().wait()
-        await super()._send(reply, writer)
+        await super().send(reply, writer)
 
 
 class Mute(Scripted):
     """Generates nothing."""
 
-    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+    async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
         if reply.made:
             await asyncio.Event().wait()
-        await super()._send(reply, writer)
+        await super().send(reply, writer)
 
 
 @pytest.mark.parametrize("profile", ["lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic"])
@@ -352,12 +352,12 @@ def test_rules_of_a_missing_route_are_not_asked() -> None:
     class Without(Scripted):
         """Has System One only, as SGLang's chat templates and llama.cpp's files have it."""
 
-        async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
-            await super()._send(reply, writer)
+        async def send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+            await super().send(reply, writer)
 
-        async def _answer(self, request: Any, reader: Any, writer: Any) -> None:
+        async def answer(self, request: Any, reader: Any, writer: Any) -> None:
             request.path = request.path.replace("/v1/decisions", "/nowhere")
-            await super()._answer(request, reader, writer)
+            await super().answer(request, reader, writer)
 
     results = ask(Without(), "decisions", "systemone.order", "decisions", limits=LIMITS)
     assert results.pop("systemone.order").verdict == "passed"

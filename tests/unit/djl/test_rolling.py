@@ -35,7 +35,7 @@ __all__ = ["benches"]
 # Rolling batch step by step, without Java: places, order, resets, failures, pieces that must not grow too long.
 
 
-IDLE = batches._IDLE
+IDLE = batches.IDLE
 """As it is outside of `benches`."""
 
 

@@ -351,7 +351,7 @@ def test_a_ready_server_greets_with_an_address_that_works(
 
 def test_the_greetings_requests_are_those_of_the_models_task() -> None:
     for task in Task:
-        assert greeting(("127.0.0.1", 80), task=task).count("curl") == len(http_server._EXAMPLES[task])
+        assert greeting(("127.0.0.1", 80), task=task).count("curl") == len(http_server.EXAMPLES[task])
 
 
 def test_the_greeting_has_a_decision_only_if_the_engine_can_decide() -> None:

@@ -421,8 +421,8 @@ def test_adapters_that_an_engine_does_not_take_are_not_loaded(home: Path, caplog
 
 
 def test_the_time_for_requests_to_finish_is_documented() -> None:
-    assert not undocumented("scaling.md", f"open requests have {start._DRAIN:g} s to finish")
-    assert not undocumented("serving.md", f"Running requests have {server._DRAIN:g} s to finish")
+    assert not undocumented("scaling.md", f"open requests have {start.DRAIN:g} s to finish")
+    assert not undocumented("serving.md", f"Running requests have {server.DRAIN:g} s to finish")
 
 
 def test_the_end_of_a_start_is_told_with_its_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,5 +333,5 @@ def test_a_count_has_those_within() -> None:
 
 
 def test_the_memory_left_to_small_requests_is_documented() -> None:
-    size = admission._SMALL / (1 + quota.BODY_MEMORY) / KIB
+    size = admission.SMALL / (1 + quota.BODY_MEMORY) / KIB
     assert not undocumented("wire/README.md", f"reserved for requests of up to {size:g} KiB")

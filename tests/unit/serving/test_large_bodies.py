@@ -64,7 +64,7 @@ def test_more_than_a_large_body_may_contain_is_refused(value: Any, words: str) -
 def read(body: bytes, *, plain: bool = False, unique_keys: bool = False) -> Any:
     """What becomes of a body, but within one process."""
     try:
-        *parts, data = large_bodies._make()(large_bodies._Form(plain, unique_keys), memoryview(body))
+        *parts, data = large_bodies.make_reader()(large_bodies.BodyForm(plain, unique_keys), memoryview(body))
     finally:
         gc.enable()
     value, size = large_bodies._Unpickler(data, parts).load()
@@ -116,7 +116,7 @@ def test_the_process_takes_the_limits_of_the_body(monkeypatch: pytest.MonkeyPatc
         jobs.append(job)
         raise LimitExceeded
 
-    monkeypatch.setattr(bodies._process, "run", run)
+    monkeypatch.setattr(bodies.process, "run", run)
     with pytest.raises(TooLarge, match=r"^parsing the body takes more than 20 s, or crashes the parser$"):
         bodies.decode(bytes(100), plain=True, unique_keys=False)
     ((form, limits, size),) = jobs
@@ -125,7 +125,7 @@ def test_the_process_takes_the_limits_of_the_body(monkeypatch: pytest.MonkeyPatc
     def starve(job: Any, body: bytes) -> Any:
         raise MemoryLimitExceeded
 
-    monkeypatch.setattr(bodies._process, "run", starve)
+    monkeypatch.setattr(bodies.process, "run", starve)
     with pytest.raises(TooLarge, match=r"^parsing the body needs more than 256 MiB$"):
         bodies.decode(bytes(100), plain=False, unique_keys=True)
     bodies.close()

@@ -326,7 +326,7 @@ def test_a_large_bodys_texts_and_numbers_come_in_parts(monkeypatch: pytest.Monke
     """Else their unpickling would hold up all other requests."""
     monkeypatch.setattr(gc, "disable", int)
     body = dumps({"text": "a" * 100_000, "numbers": [1.5] * 100_000})
-    *parts, rest = large_bodies._read(large_bodies._Form(plain=False, unique_keys=False), memoryview(body))
+    *parts, rest = large_bodies.read_parts(large_bodies.BodyForm(plain=False, unique_keys=False), memoryview(body))
     assert [sum(len(piece) for _, piece in part) for part in parts] == [100_000, 1 << 16, 100_000 - (1 << 16)]
     assert len(rest) < 1_000
 

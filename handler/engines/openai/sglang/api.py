@@ -340,9 +340,13 @@ class GenerateAnswer(EventAnswer):
             self._take_prompt(meta, part)
         self.take(part, ids, logprobs, tops)
         self._last = ids[-1]
-        cached = meta.get("cached_tokens")
-        if first and self._num_prompt and type(cached) is int and cached > 0:
-            part.extras = Extras(num_cached_tokens=min(cached, self._num_prompt))
+        if first:
+            self._count_cached(meta.get("cached_tokens"), part)
+
+    def _count_cached(self, number: Any, part: Part) -> None:
+        """Add the number of cached prompt tokens, which comes with the first tokens."""
+        if self._num_prompt and type(number) is int and number > 0:
+            part.extras = Extras(num_cached_tokens=min(number, self._num_prompt))
 
     def _take_prompt(self, meta: Mapping[str, Any], part: Part) -> None:
         num_tops, entries = self._request.sampling.prompt_top_logprobs, meta["input_token_logprobs"]

@@ -580,15 +580,18 @@ class CallParser(CallOutput):
         self.drop()
         self.end_call()
 
+    def _markers(self) -> tuple[str, ...]:
+        others = [getattr(self, name, "") for name in _MARKS]
+        between = getattr(self, "between", ())
+        known = (*self.begins, *between, *self.within, *others)
+        return tuple(marker for marker in known if isinstance(marker, str) and marker)
+
     def _is_markup(self, text: str) -> bool:
         """Return whether a response ends with the start of a marker within, before or after a tool call.
 
         Whole markers, such as the end of a call before the end of all calls, may precede the incomplete one.
         """
-        others = [getattr(self, name, "") for name in _MARKS]
-        between = getattr(self, "between", ())
-        known = (*self.begins, *between, *self.within, *others)
-        markers = tuple(marker for marker in known if isinstance(marker, str) and marker)
+        markers = self._markers()
         start, whole = text.strip(), any_of(markers)
         while not any(marker.startswith(start) for marker in markers):
             if (match := whole.match(start)) is None:
