@@ -131,7 +131,7 @@ class Thing:
         self.changed = now()
 
     @property
-    def named(self) -> dict[str, str]:
+    def reference(self) -> dict[str, str]:
         """The response to a creation or an update."""
         return {f"{_words(self.kind)}Arn": self.arn}
 
@@ -239,7 +239,7 @@ class SageMakerState:
 
         polls = self.polls if fate.polls is None else fate.polls
         thing.change = Change(polls, end, request.get("EndpointConfigName"))
-        return thing.named
+        return thing.reference
 
     def begin_deletion(self, thing: Thing, gone: Callable[[], None]) -> None:
         thing.status, thing.reason = "Deleting", None
@@ -377,7 +377,7 @@ class Operations:
                     raise Invalid(f"S3Uri {source['S3Uri']} must end with a forward slash if S3DataType is S3Prefix.")
         p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
         p.setdefault("EnableNetworkIsolation", False)
-        return self._state.create("model", p["ModelName"], p, region).named
+        return self._state.create("model", p["ModelName"], p, region).reference
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if "ExecutionRoleArn" in p:
@@ -408,7 +408,7 @@ class Operations:
                 raise Invalid("ExecutionRoleArn is required if a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
-        return self._state.create("endpoint-config", p["EndpointConfigName"], p, region).named
+        return self._state.create("endpoint-config", p["EndpointConfigName"], p, region).reference
 
     def _check_managed(self, managed: dict[str, Any]) -> None:
         """Check that a variant's minimum number of instances is not above the maximum."""
