@@ -94,9 +94,13 @@ def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def error_message(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Message", ""))
+
+
 def is_missing(error: ClientError) -> bool:
     """Return whether the error means that a resource does not exist. SageMaker reports this only in the message."""
-    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    message = error_message(error).lower()
     return error_code(error) in _GONE or (
         error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)
     )

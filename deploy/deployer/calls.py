@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, ParamValidationError
 
-from deploy.aws import Aws, error_code, is_missing, pages, unless_missing
+from deploy.aws import Aws, error_code, error_message, is_missing, pages, unless_missing
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 from deploy.errors import DeployError, Refused
 from deploy.resources.resource import TAG_DEPLOYMENT, Json, Kind, Resource, tag_list, tag_map
@@ -119,7 +119,7 @@ def identity_of(resource: Resource) -> Identity:
 
 
 def is_duplicate(error: ClientError) -> bool:
-    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    message = error_message(error).lower()
     return error_code(error).startswith("Validation") and "already existing" in message
 
 
@@ -234,12 +234,12 @@ def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[st
 
 def _may_appear(error: ClientError) -> bool:
     """Return whether AWS does not see a resource or a role that may be new. Files in S3 are visible at once."""
-    message = str(error.response.get("Error", {}).get("Message", ""))
+    message = error_message(error)
     return (is_missing(error) and "model data" not in message.lower()) or bool(_NOT_YET_TRUSTED.search(message))
 
 
 def _is_retryable(error: ClientError) -> bool:
-    message = str(error.response.get("Error", {}).get("Message", "")).lower()
+    message = error_message(error).lower()
     return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in message or "in progress" in message
 
 

@@ -25,6 +25,7 @@ from moto.core.exceptions import ServiceException
 from moto.sagemaker.responses import SageMakerResponse
 from moto.utilities.utils import get_partition
 
+from deploy.aws import variants_of
 from deploy.emulator.patch import Replacements, methods, result
 
 ACCOUNT = "123456789012"
@@ -130,6 +131,11 @@ class Thing:
         self.changed = now()
 
     @property
+    def reference(self) -> dict[str, str]:
+        """The response to a creation or an update."""
+        return {f"{_words(self.kind)}Arn": self.arn}
+
+    @property
     def modified(self) -> datetime.datetime:
         return max(self.created, self.changed)
 
@@ -207,13 +213,16 @@ class SageMakerState:
         status: str,
         done: Callable[[], None] | None = None,
         request: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
+    ) -> dict[str, str]:
         """Begin a creation or an update. Its outcome comes from `fate` or `fate_of`.
 
         Args:
             status: status while it is in progress.
             done: function to call if it succeeds, or None.
             request: parameters of the request, for `fate_of`.
+
+        Returns:
+            The response, which contains the resource's ARN.
         """
         queue = self.fates.get(thing.name, [])
         fate = queue.pop(0) if queue else self.fate_of(thing, request)
@@ -230,6 +239,7 @@ class SageMakerState:
 
         polls = self.polls if fate.polls is None else fate.polls
         thing.change = Change(polls, end, request.get("EndpointConfigName"))
+        return thing.reference
 
     def begin_deletion(self, thing: Thing, gone: Callable[[], None]) -> None:
         thing.status, thing.reason = "Deleting", None
@@ -263,7 +273,7 @@ class SageMakerState:
     def serve(self, endpoint: Thing, config_name: str) -> None:
         """Keep the configuration and the models of an endpoint, which can be deleted while they serve."""
         config = self.get("endpoint-config", config_name).request
-        names = {variant["ModelName"] for variant in _variants(config) if "ModelName" in variant}
+        names = {variant["ModelName"] for variant in variants_of(config) if "ModelName" in variant}
         models = {name: self.things.get(("model", name)) for name in names}
         endpoint.served = ServedConfig(
             config, {name: model.request for name, model in models.items() if model is not None}
@@ -367,7 +377,7 @@ class Operations:
                     raise Invalid(f"S3Uri {source['S3Uri']} must end with a forward slash if S3DataType is S3Prefix.")
         p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
         p.setdefault("EnableNetworkIsolation", False)
-        return {"ModelArn": self._state.create("model", p["ModelName"], p, region).arn}
+        return self._state.create("model", p["ModelName"], p, region).reference
 
     def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if "ExecutionRoleArn" in p:
@@ -383,10 +393,10 @@ class Operations:
             raise Invalid(
                 "Shadow variants cannot be combined with asynchronous or serverless inference, or with components."
             )
-        names = Counter(variant["VariantName"] for variant in _variants(p))
+        names = Counter(variant["VariantName"] for variant in variants_of(p))
         if repeated := [name for name, number in names.items() if number > 1]:
             raise Invalid(f"Variant names must be unique, and {repeated[0]} occurs {names[repeated[0]]} times.")
-        for variant in _variants(p):
+        for variant in variants_of(p):
             self._check_types(variant)
             self._check_managed(variant.get("ManagedInstanceScaling", {}))
             self._check_routing(variant.get("RoutingConfig", {}))
@@ -398,7 +408,7 @@ class Operations:
                 raise Invalid("ExecutionRoleArn is required if a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
-        return {"EndpointConfigArn": self._state.create("endpoint-config", p["EndpointConfigName"], p, region).arn}
+        return self._state.create("endpoint-config", p["EndpointConfigName"], p, region).reference
 
     def _check_managed(self, managed: dict[str, Any]) -> None:
         """Check that a variant's minimum number of instances is not above the maximum."""
@@ -441,8 +451,7 @@ class Operations:
         self._check_quota(self._state.get("endpoint-config", p["EndpointConfigName"]).request, p["EndpointName"])
         thing = self._state.create("endpoint", p["EndpointName"], p, region)
         self._state.serve(thing, p["EndpointConfigName"])
-        self._state.begin(thing, "Creating", request=p)
-        return {"EndpointArn": thing.arn}
+        return self._state.begin(thing, "Creating", request=p)
 
     def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
@@ -471,8 +480,7 @@ class Operations:
             if "DeploymentConfig" in p:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
-        self._state.begin(endpoint, "Updating", done, p)
-        return {"EndpointArn": endpoint.arn}
+        return self._state.begin(endpoint, "Updating", done, p)
 
     def _check_quota(self, config: dict[str, Any], name: str, counts: Mapping[str, int] = MappingProxyType({})) -> None:
         """Check that the instances of an endpoint's configuration and of all other endpoints are within the quotas.
@@ -483,7 +491,7 @@ class Operations:
             counts: numbers of instances that override those in the configuration, by variant.
         """
         used = self._used_instances(name)
-        for variant in _variants(config):
+        for variant in variants_of(config):
             model = self._state.things.get(("model", variant.get("ModelName", "")))
             for instance, count in _instances({"ProductionVariants": [variant]}, counts).items():
                 quota = self._state.quota_of(instance, model.request if model else {})
@@ -530,7 +538,7 @@ class Operations:
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
         config, changes = self._config_of(endpoint), p["DesiredWeightsAndCapacities"]
-        unknown = {item["VariantName"] for item in changes} - {item["VariantName"] for item in _variants(config)}
+        unknown = {item["VariantName"] for item in changes} - {item["VariantName"] for item in variants_of(config)}
         if config and unknown:
             raise Invalid(f'Could not find variant "{min(unknown)}" of endpoint "{endpoint.arn}".')
         if counts := _by_variant(changes, "DesiredInstanceCount"):
@@ -541,8 +549,7 @@ class Operations:
                 if values:
                     endpoint.request[name] = {**endpoint.request.get(name, {}), **values}
 
-        self._state.begin(endpoint, "Updating", done, p)
-        return {"EndpointArn": endpoint.arn}
+        return self._state.begin(endpoint, "Updating", done, p)
 
     def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
         endpoint = self._idle("endpoint", p["EndpointName"])
@@ -568,8 +575,7 @@ class Operations:
         if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in item for item in specifications_of(p)):
             raise Invalid("Inference components copy count an integer larger than 0")
         thing = self._state.create("inference-component", p["InferenceComponentName"], p, region)
-        self._state.begin(thing, "Creating", request=p)
-        return {"InferenceComponentArn": thing.arn}
+        return self._state.begin(thing, "Creating", request=p)
 
     def _check_host(self, p: dict[str, Any], endpoint: Thing) -> None:
         """Check that the endpoint has the component's variant, and that it has no model of its own."""
@@ -601,8 +607,7 @@ class Operations:
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
-        self._state.begin(component, "Updating", done, p)
-        return {"InferenceComponentArn": component.arn}
+        return self._state.begin(component, "Updating", done, p)
 
     def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         component = self._idle("inference-component", p["InferenceComponentName"])
@@ -610,8 +615,7 @@ class Operations:
         def done() -> None:
             component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
 
-        self._state.begin(component, "Updating", done, p)
-        return {"InferenceComponentArn": component.arn}
+        return self._state.begin(component, "Updating", done, p)
 
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
         component = self._idle("inference-component", p["InferenceComponentName"])
@@ -754,10 +758,6 @@ def specifications_of(request: dict[str, Any]) -> list[dict[str, Any]]:
     return several or [single]
 
 
-def _variants(config: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*config.get("ProductionVariants", ()), *config.get("ShadowProductionVariants", ())]
-
-
 def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[str, float]:
     """Return the weights of an endpoint's production variants by name."""
     weights = endpoint.get("Weights", {})
@@ -788,7 +788,7 @@ def _by_variant(changes: list[dict[str, Any]], field: str) -> dict[str, Any]:
 def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:
     """Return the number of instances of each type. All instances of a variant with pools are in its first pool."""
     totals = Counter[str]()
-    for variant in _variants(config):
+    for variant in variants_of(config):
         pools = _pools(variant)
         instance = pools[0]["InstanceType"] if pools else variant.get("InstanceType")
         if instance is not None and "ServerlessConfig" not in variant:

@@ -17,7 +17,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from deploy.aws import error_code
+from deploy.aws import error_code, error_message
 
 MIB = 2**20
 SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
@@ -119,7 +119,7 @@ def _failure_text(error: Exception) -> str:
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         inner = error.response.get("OriginalStatusCode")
-        text = str(error.response.get("Error", {}).get("Message", ""))[:200]
+        text = error_message(error)[:200]
         from_container = "" if inner is None else f", the container's status {inner}"
         return f"{error_code(error)} (status {status}{from_container}): {text}"
     return f"{type(error).__name__}: {error}"

@@ -109,7 +109,7 @@ def read_some(step: Step, keys: Mapping[int, object], take: Callable[[Output, li
 
     Args:
         keys: the keys of these sequences. `take` may remove some.
-        take: processes an output, and appends the outputs that take its place to a list.
+        take: processes an output, and appends the outputs that replace it to a list.
     """
     if keys.keys().isdisjoint(step.keys) and not any(output.key in keys for output in step.others):
         return step

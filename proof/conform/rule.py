@@ -133,7 +133,7 @@ def expect_response(response: Response) -> Response:
     return response
 
 
-async def answer(server: Server, *options: Any, **more: Any) -> Response:
+async def generated(server: Server, *options: Any, **more: Any) -> Response:
     """Return the response to a request as of `Server.generate`, or raise `Failed` if it is not complete.
 
     Args:

@@ -46,7 +46,7 @@ def test_a_streamed_request_walks_through_few_files() -> None:
     assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
 
 
-CEILINGS = {"handler": 644_300, "deploy": 195_900, "proof": 85_350}
+CEILINGS = {"handler": 643_700, "deploy": 195_500, "proof": 85_000}
 """Syntax nodes of each package. A ceiling may only fall; a feature that raises one says by how much in its commit."""
 
 

@@ -49,7 +49,7 @@ _MOST_WORDS = 4096
 _MOST_RANKS = 1024  # a message has room for millions
 
 
-class _NoAnswer(Silent, NoConnection):
+class _NotAccepted(Silent, NoConnection):
     """The server did not accept a connection in time."""
 
 
@@ -69,7 +69,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
         if any(word in details for word in _FOREIGN):
             return Lasting("uses another protocol", f"{words}; for gRPC over TLS, use grpcs://")
         if "failed to connect" in details:
-            return _NoAnswer("cannot be reached", words)
+            return _NotAccepted("cannot be reached", words)
         return BrokeOff("closed the connection", words)
     return _KINDS.get(code, Failed)(f"answered {code}", words)
 

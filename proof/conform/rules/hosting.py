@@ -15,11 +15,11 @@ from proof.conform.exchange import Response, connect
 from proof.conform.rule import (
     SAGEMAKER,
     Failed,
-    answer,
     expect,
     expect_refused,
     expect_response,
     expect_type,
+    generated,
     rule,
     skip,
 )
@@ -228,7 +228,7 @@ async def invocations_headers(server: Server) -> None:
         "X-Amzn-SageMaker-Something-New": "1",
         "Accept": "*/*",
     }
-    await answer(server, headers=more)
+    await generated(server, headers=more)
 
 
 @rule("invocations.method", "GET /invocations is refused.", sources.CONTAINER, SAGEMAKER)
@@ -238,7 +238,7 @@ async def invocations_method(server: Server) -> None:
 
 @rule("invocations.whole-length", "A non-streaming response has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
-    response = await answer(server)
+    response = await generated(server)
     expect(response.is_uncut, "Content-Length, or Transfer-Encoding: chunked", response)
     expect_type(response, "application/json")
 
@@ -348,7 +348,7 @@ async def metrics_few(server: Server) -> None:
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
-        await answer(server, tokens=2)
+        await generated(server, tokens=2)
     deadline = time.monotonic() + server.limits.abandoned
     while True:
         response = await _metrics(server)
@@ -397,7 +397,7 @@ async def key_every_route(server: Server) -> None:
 @rule("key.right", "A request with the key is answered.", sources.OPENAI_ERRORS)
 async def key_right(server: Server) -> None:
     _keyed(server)
-    await answer(server, tokens=2)
+    await generated(server, tokens=2)
 
 
 @rule("key.ping", "/ping requires no key, because SageMaker sends none.", sources.CONTAINER, SAGEMAKER)

@@ -11,7 +11,16 @@ from typing import Any
 from proof import tensors
 from proof.conform import sources
 from proof.conform.exchange import Response
-from proof.conform.rule import answer, expect, expect_fields, expect_refused, expect_response, expect_status, rule, skip
+from proof.conform.rule import (
+    expect,
+    expect_fields,
+    expect_refused,
+    expect_response,
+    expect_status,
+    generated,
+    rule,
+    skip,
+)
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("triton",))
@@ -45,7 +54,7 @@ async def server_metadata(server: Server) -> None:
 
 @_rule("triton.generate", "A response has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
-    response = await answer(server)
+    response = await generated(server)
     name = await server.model()
     match response.value:
         case {"model_name": str(own), "model_version": str(), "text_output": str()} if own == name:
@@ -55,15 +64,15 @@ async def generate(server: Server) -> None:
 
 @_rule("triton.id", "A response has the id of its request, and no id if the request has none.", sources.TRITON)
 async def id_(server: Server) -> None:
-    response = await answer(server, more={"id": "42"})
+    response = await generated(server, more={"id": "42"})
     expect(response.object.get("id") == "42", 'id "42"', response)
-    response = await answer(server)
+    response = await generated(server)
     expect("id" not in response.object, "no id", response)
 
 
 @_rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON)
 async def stream(server: Server) -> None:
-    response = await answer(server, stream=True)
+    response = await generated(server, stream=True)
     expect(response.events and b"[DONE]" not in response.body, "events without [DONE]", response)
     for event in response.events:
         expect_fields(response, event, "model_name", "model_version", "text_output")
