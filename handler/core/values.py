@@ -242,8 +242,6 @@ class FieldNames(NamedTuple):
     """Names of fields in the dialect of the client, for error messages and reports of fields without effect.
 
     Attributes:
-        function: the path from a tool to the fields of its function.
-        parameters: the name of the JSON schema of a function's arguments.
         without_reasoning: what a client sends to turn reasoning off.
     """
 
@@ -256,8 +254,6 @@ class FieldNames(NamedTuple):
     logits: str = "parameters.outputs"
     dimensions: str = "dimensions"
     structured_output: str = "parameters.grammar"
-    function: str = ".function"
-    parameters: str = "parameters"
     message_reasoning: str = "messages[].reasoning"
     reasoning_effort: str = "reasoning_effort"
     thinking_token_budget: str = "thinking_token_budget"

@@ -34,7 +34,7 @@ from handler.protocols.assistant.summary import (
     unshaped,
 )
 from handler.protocols.assistant.template import knows
-from handler.protocols.assistant.tools.request import MAX_TOOLS
+from handler.protocols.assistant.tools.request import MAX_TOOLS, ChatTools, Choice, Tool, check_tools, make_tool
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.messages import ChatMessages, TurnsReader, add_to_turn
 from handler.protocols.kernel.objects import Scope, reader_of
@@ -133,13 +133,13 @@ class DefinedTools:
     """The tools that a request defines, and which of them the model may call in the response.
 
     Attributes:
-        defined: maps the names of all tools to their definitions in the format of a chat.
+        defined: maps the names of all tools to their definitions.
         deferred: the names of the tools that are withheld until a reference to them.
         removed: the names of the tools that were withdrawn.
     """
 
     def __init__(self) -> None:
-        self.defined: dict[str, Mapping[str, Any]] = {}
+        self.defined: dict[str, Tool] = {}
         self.deferred = set[str]()
         self.removed = set[str]()
 
@@ -173,39 +173,40 @@ class DefinedTools:
             self.removed.discard(name)
 
     def choose(self, value: Any) -> dict[str, Any]:
-        """Return `tool_choice` and `parallel_tool_calls` in the format of a chat.
-
-        A tool that the choice names is no longer deferred.
+        """Read the fields of `tool_choice`. A tool that it names is no longer deferred.
 
         Raises:
             ValueError: the choice is invalid.
         """
-        choice = _read_choice(value)
-        kind, name, single = choice["type"], choice["name"], choice["disable_parallel_tool_use"]
-        parallel = {} if single is None else {"parallel_tool_calls": not single}
-        if kind != "tool":
-            return {"tool_choice": CHOICES[kind], **parallel}
-        if not isinstance(name, str) or name not in self.defined:
-            raise ValueError("'name' must be the name of one of the tools")
-        if name in self.removed:
-            raise ValueError("'name' must be the name of a tool that no tool_removal has removed")
-        self.deferred.discard(name)
-        return {"tool_choice": {"type": "function", "function": {"name": name}}, **parallel}
+        choice: dict[str, Any] = _read_choice(value)
+        name = choice["name"]
+        if choice["type"] == "tool":
+            if not isinstance(name, str) or name not in self.defined:
+                raise ValueError("'name' must be the name of one of the tools")
+            if name in self.removed:
+                raise ValueError("'name' must be the name of a tool that no tool_removal has removed")
+            self.deferred.discard(name)
+        return choice
 
-    def shown(self) -> list[Mapping[str, Any]] | None:
-        """Return the tools that the model may call, or None if the request defines none."""
+    def asked(self, sent: NamedValue) -> ChatTools:
+        """Return the tools that the model may call, and the choice among them."""
+        choice = sent.optional(self.choose)
         hidden = self.deferred | self.removed
-        return [tool for name, tool in self.defined.items() if name not in hidden] if self.defined else None
+        tools = [tool for name, tool in self.defined.items() if name not in hidden]
+        unknown = dict.fromkeys(path for tool in tools for path in tool.unknown)
+        asked = ChatTools(check_tools(tools), sent, unknown=[*unknown])
+        if choice is None:
+            return asked
+        named = Choice("named", choice["name"]) if choice["type"] == "tool" else Choice(CHOICES[choice["type"]])
+        single = choice["disable_parallel_tool_use"]
+        return asked._replace(choice=named, parallel=None if single is None else not single)
 
 
 _read_choice = reader_of(TOOL_CHOICE)
 
 
-def _definition(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool in the format of a chat."""
-    fields = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
-    function = {theirs: tool[name] for name, theirs in fields.items()}
-    return {"type": "function", "function": {**tool["unknown"], **function}}
+def _definition(tool: Mapping[str, Any]) -> Tool:
+    return make_tool(tool["name"], tool["description"], tool["input_schema"], tool["strict"], tool["unknown"])
 
 
 def read_tools(value: Any, changes: Iterable[ToolChange], scope: Scope) -> DefinedTools:
@@ -512,8 +513,7 @@ class Translator:
         arguments, self.unheeded = thinking.template_arguments(context)
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         tools = read_tools(body.get("tools"), reader.changes, reader.scope)
-        choice = NamedValue("tool_choice", body.get("tool_choice")).optional(tools.choose) or {}
-        self._tool_fields: Mapping[str, Any] = {**choice, "tools": tools.shown()}
+        self._tools = tools.asked(NamedValue("tool_choice", body.get("tool_choice")))
         config = body["output_config"] if isinstance(body.get("output_config"), dict) else {}  # `TABLE` checks it
         if config.get("task_budget") is not None:
             self.unheeded.append("output_config.task_budget")
@@ -532,7 +532,7 @@ class Translator:
 
     def chat(self, messages: ChatMessages) -> ParsedChat:
         """Return the chat for a response to messages."""
-        return self._translate(self._fields, messages, self._tool_fields)
+        return self._translate(self._fields, messages, self._tools)
 
     def summary(self, messages: ChatMessages, **fields: Any) -> ParsedChat:
         """Return the chat for a summary. The last message asks for it.
@@ -540,14 +540,12 @@ class Translator:
         Args:
             fields: fields of the chat in place of those of the body.
         """
-        tool_fields = {**self._tool_fields, "tool_choice": "none"}
-        chat = self._translate({**self._fields, **_UNSHAPED, **fields}, messages, tool_fields)
+        tools = self._tools._replace(choice=Choice("none"))
+        chat = self._translate({**self._fields, **_UNSHAPED, **fields}, messages, tools)
         return chat._replace(request=of_bounded_length(unshaped(chat.request)))
 
-    def _translate(
-        self, fields: Mapping[str, Any], messages: ChatMessages, tool_fields: Mapping[str, Any]
-    ) -> ParsedChat:
-        return _CHAT.translate(self.body, fields, messages, tool_fields, self.context, self._request_context)
+    def _translate(self, fields: Mapping[str, Any], messages: ChatMessages, tools: ChatTools) -> ParsedChat:
+        return _CHAT.translate(self.body, fields, messages, tools, self.context, self._request_context)
 
     def edited_request(self, edited: EditedMessages) -> Request:
         """Return the request for a response to an edited conversation."""
@@ -586,8 +584,6 @@ def summarizing(edits: ContextEdits, compact: Compact, translator: Translator, l
 
 
 _NAMES = OPENAI_NAMES._replace(
-    function="",
-    parameters="input_schema",
     message_reasoning="messages[].content[].thinking",
     reasoning_effort="output_config.effort",
     thinking_token_budget="thinking.budget_tokens",

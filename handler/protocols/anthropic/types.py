@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from handler.core.media import MediaSource
 from handler.core.values import StructuredOutput
 from handler.protocols.anthropic.api import CompactionRefused
-from handler.protocols.assistant.tools.request import MAX_TOOLS, read_name
+from handler.protocols.assistant.tools.request import DESCRIPTION, MAX_TOOLS, SCHEMA, STRICT_FLAG, TOOL_NAME
 from handler.protocols.kernel.messages import check_taken, only_in, read_base64, read_url
 from handler.protocols.kernel.objects import (
     AS_IS,
@@ -63,13 +63,6 @@ def _custom(value: Any) -> None:
         raise ValueError(f"is not supported: {remedy}")
 
 
-@accepts(type="object")
-def _schema(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError("must be a JSON schema object")
-    return value
-
-
 @accepts(**listing(TEXT))
 def _callers(value: Any) -> None:
     if value != [] and (not isinstance(value, list) or "direct" not in value):
@@ -79,11 +72,11 @@ def _callers(value: Any) -> None:
 _TOOL = Obj(
     {
         "type": WithValue(leaf(_custom)),
-        "name": Placed(lambda name, at, scope: read_name(name, str(at)), TEXT),
-        "description": Optional(_STRING),
-        "input_schema": leaf(_schema),
+        "name": TOOL_NAME,
+        "description": DESCRIPTION,
+        "input_schema": SCHEMA,
         "cache_control": IGNORED,
-        "strict": Optional(_FLAG),
+        "strict": STRICT_FLAG,
         "defer_loading": Optional(WithValue(_FLAG)),
         "allowed_callers": Optional(WithValue(leaf(_callers))),
     },
@@ -92,9 +85,9 @@ _TOOL = Obj(
 
 
 def _read_tool(tool: Any, at: Path, scope: Scope) -> dict[str, Any]:
-    """Return the fields of a tool, the unknown ones among them, which the chat reports if it shows the tool."""
+    """Return the fields of a tool, and the paths of unknown names, which are reported if the chat shows the tool."""
     fields = _TOOL.read(tool, Path(at.keys), scope._replace(unknown={}))
-    return {**fields, "unknown": {name: tool[name] for name in tool if name not in _TOOL.fields}}
+    return {**fields, "unknown": unread(tool, "tools[]", _TOOL.fields)}
 
 
 _SHAPES = _TOOL.shape["properties"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload
 
 
 class InvalidField(InvalidPayload):
@@ -66,7 +66,7 @@ class Path(NamedTuple):
         before, words = self
         return tuple.__new__(type(self), ((*before, *keys), words))  # in half the time of the constructor
 
-    def refused(self, reason: str) -> InvalidField:
+    def refused(self, reason: str) -> InvalidField | InvalidParameter:
         return InvalidField(self, reason)
 
     def only(self, names: Iterable[str], known: Collection[str], reason: str) -> None:
@@ -81,6 +81,13 @@ class Path(NamedTuple):
 
     def missing(self, remedy: str) -> InvalidField:
         return InvalidField(self, f"is missing; {remedy}", "missing")
+
+
+class ParameterPath(Path):
+    """The path of a value in a parameter. It is refused as a parameter is."""
+
+    def refused(self, reason: str) -> InvalidParameter:
+        return InvalidParameter(self.words(self, reason))
 
 
 def _join(keys: Iterable[str]) -> str:

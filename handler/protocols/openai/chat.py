@@ -14,12 +14,20 @@ from handler.core.values import Adapter, Finish, Request, Token, keep_last
 from handler.protocols.assistant.answer import ResponseForm, ResponseReader, response_form
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, LeadingSpace, Reasoning
 from handler.protocols.assistant.template import read_template
-from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
+from handler.protocols.assistant.tools.request import (
+    TOOL_FIELDS,
+    ChatTools,
+    Tools,
+    arrange,
+    choose_format,
+    lay_out,
+    read_tools,
+)
 from handler.protocols.kernel.context import GenerationDefaults, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest, prompt_request
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, ChatMessages, check_number, read_messages
-from handler.protocols.kernel.parameters import Parameter, ParsedParameters, read_sampled, request_shape
+from handler.protocols.kernel.parameters import STRICT, Parameter, ParsedParameters, read_sampled, request_shape
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
@@ -445,7 +453,7 @@ class OpenAiChat(OpenAiDialect):
         body: Mapping[str, Any],
         fields: Mapping[str, Any],
         conversation: ChatMessages,
-        tool_fields: Mapping[str, Any],
+        asked: ChatTools,
         context: ServerContext,
         request_context: RequestContext,
     ) -> ParsedChat:
@@ -454,12 +462,12 @@ class OpenAiChat(OpenAiDialect):
         Args:
             body: the body as the client sent it.
             fields: the parameters under the chat's names for them, the keys of `table`.
-            tool_fields: the fields about tools under the chat's names, those in `TOOL_FIELDS`.
+            asked: what the body says about tools.
         """
         model = self.read_model(body, context, request_context)
         check_number(conversation.media, context)
         fields = {**fields, "tool_choice": body.get("tool_choice")}  # the client's own value, for errors
-        tools = read_tools(tool_fields, context, body.get("tool_choice"), names=self.field_names)
+        tools = arrange(asked, context, self.table.path_of(STRICT))
         return self.build(fields, model, conversation, tools, context)
 
     def build(

@@ -11,7 +11,17 @@ from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.media import MediaSource
 from handler.core.values import Request
 from handler.protocols.assistant.summary import PROMPT, message_of, of_bounded_length
-from handler.protocols.assistant.tools.request import read_name
+from handler.protocols.assistant.tools.request import (
+    TOOL_NAME,
+    ChatTools,
+    Choice,
+    Tool,
+    allowing,
+    check_tools,
+    make_tool,
+    names_of,
+    read_choice,
+)
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.messages import (
     PartReader,
@@ -22,8 +32,8 @@ from handler.protocols.kernel.messages import (
 )
 from handler.protocols.kernel.objects import Scope
 from handler.protocols.kernel.parameters import STRICT, Table
-from handler.protocols.kernel.path import Path
-from handler.protocols.kernel.readers import NamedValue, only, show, unread
+from handler.protocols.kernel.path import ParameterPath, Path
+from handler.protocols.kernel.readers import NamedValue, boolean, show, unread
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.request import CHAT, OPENAI_NAMES
@@ -36,6 +46,7 @@ from handler.protocols.responses.types import (
     HOSTED,
     ITEM,
     ITEMS,
+    NAMESPACE,
     OF_CHAT,
     REFUSED,
     STORED_FIELDS,
@@ -307,36 +318,36 @@ def _is_skipped(item: Mapping[str, Any]) -> bool:
 
 
 class ToolsReader:
-    """Reads the tools of one request, and translates them to chat tools.
+    """Reads the tools of one request, and the choice among them.
 
     Attributes:
-        tools: the tools in the format of a chat request, or the unchanged field if it is not a list. The chat reader
-            checks names and schemas.
+        tools: the tools, those in namespaces under their full names.
         origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
         ignored: the reasons for omitting tools and the paths of unknown names, for `x-lmi-ignored-parameters`.
         left_out: maps the names of omitted custom tools to these reasons.
         formats: the names of custom tools whose text must match a regular expression.
     """
 
-    def __init__(self) -> None:
-        self.tools: Any = None
+    def __init__(self, context: ServerContext) -> None:
+        self.tools: list[Tool] = []
         self.ignored: dict[str, None] = {}
+        self._scope = Scope(context, self.ignored)
         self.left_out: dict[str, str] = {}
         self.origins: dict[str, Origin] = {}
         self.formats: list[str] = []
 
-    def read(self, value: Any) -> None:
-        """Read the tools. The names of tools in a namespace are prefixed with the namespace.
+    def read(self, value: Any) -> Sequence[str]:
+        """Read the tools, and return their names. Those of tools in a namespace are prefixed with the namespace.
 
         Raises:
             InvalidParameter: a tool is neither a function nor a custom tool, or is malformed.
         """
-        self.tools = value if not isinstance(value, list) else []
-        for index, tool in enumerate(value if isinstance(value, list) else ()):
-            self._tool(tool, f"tools[{index}]", "")
+        for index, tool in enumerate(check_tools(value)):
+            self._tool(tool, ParameterPath(("tools", index)), "")
+        return names_of(self.tools)
 
-    def _tool(self, tool: Any, at: str, namespace: str) -> None:
-        tool = tool if isinstance(tool, dict) else {}
+    def _tool(self, value: Any, at: Path, namespace: str) -> None:
+        tool = value if isinstance(value, dict) else {}
         kind = tool.get("type")
         if reason := skipped(tool):
             self.ignored[reason] = None
@@ -345,37 +356,70 @@ class ToolsReader:
             return
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
-                raise InvalidParameter(f"{at}.name: must be a non-empty string")
-            self.ignored |= unread(tool, "tools[]", TOOLS_BY_TYPE[kind])
+                raise at.at("name").refused("must be a non-empty string")
+            self.ignored |= unread(tool, "tools[]", NAMESPACE)
             for index, member in enumerate(tool["tools"]):
-                self._tool(member, f"{at}.tools[{index}]", tool["name"])
+                self._tool(member, at.at("tools", index), tool["name"])
             return
-        if kind not in ("function", CUSTOM):
+        if not isinstance(kind, str) or kind not in TOOLS_BY_TYPE:
             hosted = isinstance(kind, str) and kind.startswith(HOSTED)
             reason = "hosted tools only run on OpenAI's servers" if hosted else f"the type must be function or {CUSTOM}"
-            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {reason}")
-        self._add(tool, kind, at, namespace)
+            raise NamedValue(f"{at}.type", kind).refused(f"is not supported: {reason}")
+        self._add(TOOLS_BY_TYPE[kind].read(tool, at, self._scope), kind, at, namespace)
 
-    def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
-        short_name = read_name(tool.get("name"), f"{at}.name")
-        name = read_name(full_name(namespace, short_name), f"{at}.name with its namespace")
+    def _add(self, fields: dict[str, Any], kind: str, at: Path, namespace: str) -> None:
+        short_name = fields["name"]
+        name = TOOL_NAME.read(full_name(namespace, short_name), at.at("name with its namespace"), self._scope)
         if namespace or kind == CUSTOM:
             self.origins[name] = Origin(namespace, short_name, kind == CUSTOM)
-        source = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool
+        source = fields["format"] if kind == CUSTOM else fields
         if kind == CUSTOM and source["strict"]:
             self.formats.append(name)
-        self.ignored |= unread(tool, "tools[]", TOOLS_BY_TYPE[kind])
-        function = {field: source[field] for field in ("parameters", "strict") if field in source}
-        function = {"name": name, "description": tool.get("description"), **function}
-        self.tools.append({"type": "function", "function": function})
+        self.tools.append(make_tool(name, fields["description"], source["parameters"], source["strict"]))
 
-    def named(self, request: Request, choice: Any) -> Request:
+    def choose(self, value: Any, names: Sequence[str]) -> Choice:
+        """Read `tool_choice`.
+
+        Args:
+            names: the names of the tools.
+
+        Raises:
+            InvalidParameter: the value is malformed, or names an unknown or omitted tool.
+        """
+        sent = NamedValue("tool_choice", value)
+        if not isinstance(value, dict):
+            return read_choice(sent, names)
+        kind = value.get("type")
+        if kind == "allowed_tools":
+            self.ignored |= unread(value, "tool_choice", ("type", "mode", "tools"))
+            listed = value.get("tools")
+            tools = without_skipped(listed) if isinstance(listed, list) else []
+            chosen = [self._chosen(tool) for tool in tools if not self._is_missing(tool, names)]
+            return allowing(value.get("mode"), chosen, names, sent)
+        self.ignored |= unread(value, "tool_choice", CHOSEN)
+        name = _name(value)
+        if name not in names and (reason := self.left_out.get(name)):
+            raise sent.refused(f"{name} is omitted, because {reason} is not supported")
+        if kind not in ("function", CUSTOM) or name not in names:
+            raise sent.refused(
+                "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' "
+                "or 'custom' and the 'name' of one of the tools"
+            )
+        return Choice("named", name)
+
+    def _chosen(self, tool: Any) -> str | None:
+        """Return the name of an allowed tool, or None for what names none."""
+        self.ignored |= unread(tool, "tool_choice.tools[]", CHOSEN)
+        return _name(tool) if isinstance(tool, dict) and tool.get("type") in (None, "function", CUSTOM) else None
+
+    def _is_missing(self, tool: Any, names: Sequence[str]) -> bool:
+        """Return whether an allowed tool is a custom tool that is not among the tools, as it may have been omitted."""
+        return isinstance(tool, dict) and tool.get("type") == CUSTOM and _name(tool) not in names
+
+    def named(self, request: Request, choice: Choice) -> Request:
         """Return the request with the field that the error names if the engine refuses its structured output.
 
         The error names the formats of custom tools if no schema of another tool can be the reason.
-
-        Args:
-            choice: `tool_choice` in the format of a chat request.
         """
         rule, field = request.sampling.structured_output, request.names.structured_output
         with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
@@ -393,81 +437,21 @@ class ToolsReader:
             blamed += ", or text"
         return request._replace(names=request.names._replace(structured_output=blamed))
 
-    def _compiled(self, choice: Any, *, with_text: bool) -> list[str]:
+    def _compiled(self, choice: Choice, *, with_text: bool) -> list[str]:
         """Return the names of the tools whose schemas are part of the structured output.
 
         Args:
             with_text: whether the structured output also contains a schema for the text.
         """
-        functions, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
-        if isinstance(choice, dict):
-            allowed = choice.get("allowed_tools", {"mode": "required", "tools": [choice]})
-            names = [tool["function"]["name"] for tool in allowed["tools"]]
-            functions = [function for function in functions if function["name"] in names]
-            called = allowed["mode"] == "required"
-        return [function["name"] for function in functions if called or with_text or function.get("strict")]
-
-
-def _of_custom(format: Any) -> dict[str, Any]:
-    """Return the parameters of the function that replaces a custom tool. Its only parameter, `input`, is the text.
-
-    Raises:
-        ValueError: the format is neither text nor a regular expression.
-    """
-    text: dict[str, Any] = {"type": "string"}
-    only(format, "type", "syntax", "definition")
-    match format:
-        case None | {"type": "text"}:
-            pass
-        case {"type": "grammar", "syntax": "regex", "definition": str(expression)}:
-            text["pattern"] = f"^(?:{expression})$"
-        case _:
-            raise ValueError("must have 'type': 'text', or 'type': 'grammar' with 'syntax': 'regex' and 'definition'")
-    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
-    return {"parameters": schema, "strict": "pattern" in text}
-
-
-def read_choice(value: Any, reader: ToolsReader) -> Any:
-    """Return `tool_choice` in the format of a chat request.
-
-    Raises:
-        InvalidParameter: the value is malformed, or names an unknown or omitted tool.
-    """
-    if not isinstance(value, dict):
-        return value
-    names = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
-    if value.get("type") == "allowed_tools":
-        return _allowed(value, names, reader.ignored)
-    sent, chosen = NamedValue("tool_choice", value), _chosen(value, "tool_choice", reader.ignored)
-    name = chosen["function"]["name"]
-    if name not in names and (reason := reader.left_out.get(name)):
-        raise sent.refused(f"{name} is omitted, because {reason} is not supported")
-    if chosen["type"] != "function" or name not in names:
-        raise sent.refused(
-            "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
-            "'custom' and the 'name' of one of the tools"
-        )
-    return chosen
-
-
-def _allowed(value: Mapping[str, Any], names: Sequence[str], ignored: dict[str, None]) -> Any:
-    """Return the allowed tools in the format of a chat, without omitted tools. The chat reader checks them."""
-    ignored |= unread(value, "tool_choice", ("type", "mode", "tools"))
-    tools = value.get("tools")
-    if isinstance(tools, list):
-        chosen = [
-            (tool, _chosen(tool, "tool_choice.tools[]", ignored)) if isinstance(tool, dict) else ({}, tool)
-            for tool in without_skipped(tools)
+        mode, name, allowed = choice
+        callable = [
+            tool for tool in self.tools if name in ("", tool.name) and (allowed is None or tool.name in allowed)
         ]
-        tools = [item for tool, item in chosen if tool.get("type") != CUSTOM or item["function"]["name"] in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
+        return [tool.name for tool in callable if mode in ("required", "named") or with_text or tool.strict]
 
 
-def _chosen(tool: Mapping[str, Any], at: str, ignored: dict[str, None]) -> Any:
-    """Return a tool that a choice names, in the format of a chat. `ignored` receives the paths of unknown names."""
-    ignored |= unread(tool, at, CHOSEN)
-    kind = "function" if tool.get("type") == CUSTOM else tool.get("type")
-    return {"type": kind, "function": {"name": full_name(tool.get("namespace"), str(tool.get("name")))}}
+def _name(tool: Mapping[str, Any]) -> str:
+    return full_name(tool.get("namespace"), str(tool.get("name")))
 
 
 # -- the chat ----------------------------------------------------------------------------------------------------------
@@ -483,7 +467,7 @@ UNHEEDED = "tools[].strict"
 """The field that the chat reader reports as ignored if nothing enforces the schemas of tools."""
 
 _NAMES = OPENAI_NAMES._replace(
-    prompt="input", function="", message_reasoning="input[].reasoning", reasoning_effort="reasoning.effort"
+    prompt="input", message_reasoning="input[].reasoning", reasoning_effort="reasoning.effort"
 )
 
 
@@ -517,24 +501,21 @@ class Translated(NamedTuple):
 
 def translate(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> Translated:
     """Translate a body to a chat."""
-    reader, tools = InputReader(context, request_context), ToolsReader()
+    reader, tools = InputReader(context, request_context), ToolsReader(context)
     reasoning = NamedValue("reasoning", body.get("reasoning")).optional(read_reasoning)
     reader.read(body)
-    tools.read(body.get("tools"))
-    choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
+    names, sent = tools.read(body.get("tools")), body.get("tool_choice")
+    parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
+    choice = Choice("none") if reader.compacts else tools.choose(sent, names)
+    asked = ChatTools(tools.tools, NamedValue("tool_choice", sent), choice, parallel)
     same = _SAME.difference(STORED_FIELDS if request_context.keeper else ())
     fields = {
         **{name: body[name] for name in same if name in body},
         "reasoning_effort": reasoning and reasoning["effort"],
     }
-    tool_fields = {
-        "tools": tools.tools,
-        "tool_choice": choice,
-        "parallel_tool_calls": body.get("parallel_tool_calls"),
-    }
     if reader.compacts:
         fields["text"] = None  # the client's format is for the response, not for the summary
-    chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
+    chat = _CHAT.translate(body, fields, reader.conversation(), asked, context, request_context)
     if reader.compacts and body.get("max_output_tokens") is None:
         chat = chat._replace(request=of_bounded_length(chat.request))
     if tools.formats:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import TOOL_FIELDS
+from handler.protocols.assistant.tools.request import DESCRIPTION, SCHEMA, STRICT_FLAG, TOOL_FIELDS, TOOL_NAME
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import MAX_ARGUMENTS
 from handler.protocols.kernel.objects import (
@@ -22,6 +22,7 @@ from handler.protocols.kernel.objects import (
     Obj,
     Optional,
     Variant,
+    WithValue,
     among,
     leaf,
     members,
@@ -241,13 +242,39 @@ SKIPPED = (
 HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
 """Prefixes of the `type` of tools that run on OpenAI's servers."""
 
+
+def _of_custom(format: Any) -> dict[str, Any]:
+    """Return the parameters of the function that replaces a custom tool. Its only parameter, `input`, is the text.
+
+    Raises:
+        ValueError: the format is neither text nor a regular expression.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    only(format, "type", "syntax", "definition")
+    match format:
+        case None | {"type": "text"}:
+            pass
+        case {"type": "grammar", "syntax": "regex", "definition": str(expression)}:
+            text["pattern"] = f"^(?:{expression})$"
+        case _:
+            raise ValueError("must have 'type': 'text', or 'type': 'grammar' with 'syntax': 'regex' and 'definition'")
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    return {"parameters": schema, "strict": "pattern" in text}
+
+
+_ABOUT: Mapping[str, Declaration] = {"type": IGNORED, "name": TOOL_NAME, "description": DESCRIPTION}
+TOOLS_BY_TYPE: Mapping[str, Obj] = {
+    "function": Obj({**_ABOUT, "parameters": Optional(SCHEMA), "strict": STRICT_FLAG}),
+    CUSTOM: Obj({**_ABOUT, "format": WithValue(Leaf(_of_custom, {"type": ["object", "null"]}))}),
+}
+"""Tools by type. The parameters and `strict` of a custom tool are in its `format`."""
+
+NAMESPACE = ("type", "name", "description", "tools")
+"""The known names of a namespace of tools."""
+
 TOOL: Mapping[str, Shape] = {
+    **{name: field.shape for tool in TOOLS_BY_TYPE.values() for name, field in tool.fields.items()},
     "type": {"enum": ["function", "namespace", CUSTOM, *SKIPPED]},
-    "name": TEXT,
-    "description": nullable(TEXT),
-    "parameters": {"type": ["object", "null"]},
-    "strict": nullable(FLAG),
-    "format": {"type": ["object", "null"]},
 }
 """The schemas of the fields of functions and custom tools."""
 
@@ -255,14 +282,7 @@ TOOLS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(TOOL), "required": ["type"]})),
     "tool_choice": TOOL_FIELDS["tool_choice"],
 }
-"""The schemas of the fields that `ToolsReader` and `read_choice` read."""
-
-TOOLS_BY_TYPE: Mapping[str, Collection[str]] = {
-    "function": TOOL.keys() - {"format"},
-    CUSTOM: TOOL.keys() - {"parameters", "strict"},
-    "namespace": ("type", "name", "description", "tools"),
-}
-"""The known names of tools, by type."""
+"""The schemas of the fields that `ToolsReader` reads."""
 
 CHOSEN = ("type", "name", "namespace")
 """The known names of a tool in `tool_choice`."""

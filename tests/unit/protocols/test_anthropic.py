@@ -221,6 +221,7 @@ def test_a_count_does_not_read_the_limit_of_an_answer(limit: Any) -> None:
         ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
         ({"seed": 1, "context_management": {"edits": []}}, ["seed"]),
         ({"tools": [{**TOOLS[0], "defer_loading": False, "strict": True}]}, ["tools[].strict"]),
+        ({"tools": [{**TOOLS[0], "parameters": {"type": "object"}}]}, ["tools[].parameters"]),
         ({"output_config": {"task_budget": {"type": "tokens", "total": 20_000, "remaining": 1}}},
          ["output_config.task_budget"]),
         ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),

@@ -237,6 +237,15 @@ def test_a_call_that_was_cut_off_is_nothing_to_summarize(status: str) -> None:
     assert reader.may_compact is (status == "completed")
 
 
+def test_unknown_names_of_stored_items_are_reported_as_those_of_sent_items() -> None:
+    """The words for a stored item may also be in the name of one of its fields."""
+    name = "previous_response_id: item 0"
+    recalled = Recalled(history=[{"type": "message", "role": "user", "content": "a", name: 1}])
+    reader = InputReader(ServerContext("echo"), RequestContext(recalled=recalled))
+    reader.read({"input": [{"role": "user", "content": "b", "x": 1}]})
+    assert [*reader.unknown] == [f"input[].{name}", "input[].x"]
+
+
 @pytest.mark.parametrize("lost", [None, 5, "a", ["a"], {"type": 5}])
 def test_an_item_that_a_summary_replaces_is_an_item(lost: Any) -> None:
     """It is stored, although the model does not read it."""

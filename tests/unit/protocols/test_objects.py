@@ -110,6 +110,7 @@ CLEARING = {
     "exclude_tools": ["a"],
     "clear_tool_inputs": ["b"],
 }
+FUNCTION = {"name": "f", "parameters": {"a": 1}, "strict": True}
 COMPACT = {"type": "compact_20260112", "trigger": TOKENS, "instructions": "a", "pause_after_compaction": True}
 DECLARED: dict[str, tuple[Declaration, Any]] = {
     "input": (openai.INPUT, INPUT),
@@ -122,6 +123,8 @@ DECLARED: dict[str, tuple[Declaration, Any]] = {
     "assistant": (anthropic.CONTENTS["assistant"], OF_ASSISTANT),
     "system": (anthropic.CONTENTS["system"], OF_SYSTEM),
     "tools": (ListOf(anthropic.TOOL, "tools"), [{"type": "custom", "description": "a", **TOOL}]),
+    "functions": (ListOf(types.TOOLS_BY_TYPE["function"], "tools"), [{"description": "a", **FUNCTION}]),
+    "custom tools": (ListOf(types.TOOLS_BY_TYPE[types.CUSTOM], "tools"), [{"name": "f", "description": "a"}]),
     "tool_choice": (WithValue(anthropic.TOOL_CHOICE), {"type": "any", "disable_parallel_tool_use": True}),
     "thinking": (WithValue(anthropic.THINKING), THINKING),
     "output_config": (WithValue(anthropic.OUTPUT_CONFIG), CONFIG),
@@ -129,7 +132,7 @@ DECLARED: dict[str, tuple[Declaration, Any]] = {
     "clearing": (WithValue(anthropic.EDITS[anthropic.CLEAR_TOOL_USES]), CLEARING),
     "compact": (WithValue(anthropic.EDITS[anthropic.COMPACT]), COMPACT),
 }
-FREE = {"data", "criteria", "input", "input_schema", "schema", "caller", "cache_control"}
+FREE = {"data", "criteria", "input", "input_schema", "parameters", "schema", "caller", "cache_control"}
 """Names of values that are not declared any further."""
 
 
@@ -176,7 +179,7 @@ def test_what_is_read_fits_the_document_and_what_is_not_is_told(declared: Declar
         else:
             assert schema.is_valid(changed), (at, changed)
             is_declared = "an_unknown_name" in str(changed) and not FREE & {*at}
-            of_tool = "'unknown': {'an_unknown_name'" in str(result)  # the chat reports it
+            of_tool = "'unknown': {'tools[].an_unknown_name'" in str(result)  # the chat reports it
             assert is_declared == (of_tool or any("an_unknown_name" in name for name in unknown)), at
     assert len(told) > 15
     for at, refused in told:  # of the object that has the member, of one around it, or of the member

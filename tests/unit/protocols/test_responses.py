@@ -114,6 +114,10 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text_in_responses(stream: bool)
         ({"reasoning": {"effort": "low", "mode": None}, "text": {"verbosity": "low", "style": None}}, []),
         ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema", "tools[].strict"]),
         ({"tools": [SEARCH], "tool_choice": "auto"}, ["tools[].type=web_search"]),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{**WEATHER, "strict": False, "a": 1}]}]},
+            ["tools[].tools[].a"],
+        ),
     ],
 )
 def test_names_without_effect_are_listed_in_responses(more: dict[str, Any], listed: list[str]) -> None:
@@ -340,6 +344,8 @@ def test_an_input_may_refer_to_a_thousand_items() -> None:
         ),
         (body(tools=[SEARCH], tool_choice="required"), "tool_choice", None),
         (body(tools=[SEARCH, {**WEATHER, "name": "a b"}]), "tools[1].name: must be 1 to 256 letters", None),
+        (body(tools=[SEARCH, {**WEATHER, "strict": 1}]), "tools[1].strict: must be true or false", None),
+        (body(tools=[{**OWN, "tools": [{**PATCH, "description": 1}]}]), "tools[0].tools[0].description: must be", None),
         (
             body(tools=[{"type": "namespace", "name": "n" * 200, "tools": [{**WEATHER, "name": "t" * 56}]}]),
             "tools[0].tools[0].name with its namespace: must be 1 to 256 letters",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.values import LMI_NAMES, FieldNames, StructuredOutput
+from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import EventParser
 from handler.protocols.assistant.template import REASONING_FIELDS
 from handler.protocols.assistant.tools.formats import find, get_format
@@ -19,8 +19,11 @@ from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, MAX_NAME, NAME, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag, unread
-from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.objects import Obj, Optional, Scope, leaf
+from handler.protocols.kernel.parameters import STRICT
+from handler.protocols.kernel.path import ParameterPath, Path
+from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, string, structural_tag, unread
+from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 
 Message = Mapping[str, Any]
 
@@ -225,16 +228,32 @@ _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
-_FUNCTION: Mapping[str, Shape] = {
-    "name": {**TEXT, "pattern": f"^{NAME.pattern}$"},
-    "description": nullable(TEXT),
-    "parameters": {"type": ["object", "null"]},
-    "strict": nullable(FLAG),
-}
-_TOOL: Mapping[str, Shape] = {
-    "type": {"enum": ["function", None]},
-    "function": {**record(_FUNCTION), "required": ["name"]},
-}
+@accepts(type="object")
+def _schema(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON schema object")
+    return value
+
+
+@accepts(type="string")
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError(f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'")
+    return value
+
+
+TOOL_NAME = leaf(_name)
+DESCRIPTION, SCHEMA, STRICT_FLAG = Optional(leaf(string)), leaf(_schema), Optional(leaf(boolean))
+
+_FUNCTION = Obj(
+    {
+        "name": leaf(_name, pattern=f"^{NAME.pattern}$"),
+        "description": DESCRIPTION,
+        "parameters": Optional(SCHEMA),
+        "strict": STRICT_FLAG,
+    }
+)
+_TOOL: Mapping[str, Shape] = {"type": {"enum": ["function", None]}, "function": _FUNCTION.shape}
 TOOL_FIELDS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["function"]}, maxItems=MAX_TOOLS)),
     "tool_choice": {
@@ -244,6 +263,63 @@ TOOL_FIELDS: Mapping[str, Shape] = {
     "parallel_tool_calls": nullable(FLAG),
 }
 """The schemas of the fields that `read_tools` reads."""
+
+
+class Tool(NamedTuple):
+    """A tool that a request defines.
+
+    Attributes:
+        shown: the tool as chat templates expect it.
+        strict: whether the arguments of calls must match the schema.
+        unknown: the paths of names in the definition that have no effect.
+    """
+
+    shown: Mapping[str, Any]
+    strict: bool = False
+    unknown: Collection[str] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.shown["function"]["name"])
+
+
+def make_tool(
+    name: str, description: str | None, parameters: Any, strict: bool | None, unknown: Collection[str] = ()
+) -> Tool:
+    about = {} if description is None else {"description": description}
+    function = {"name": name, **about, "parameters": parameters or _NO_ARGUMENTS}
+    return Tool({"type": "function", "function": function}, strict is True, unknown)
+
+
+class Choice(NamedTuple):
+    """Which tools the model must or may call.
+
+    Attributes:
+        mode: none, auto, required, named, or "" if the request does not say it.
+        name: the name of the tool that must be called, or "".
+        allowed: the names of the tools that may be called, or None if the request does not restrict them.
+    """
+
+    mode: str = ""
+    name: str = ""
+    allowed: frozenset[str] | None = None
+
+
+class ChatTools(NamedTuple):
+    """What a request says about tools, in the format of no API.
+
+    Attributes:
+        tools: the tools, in the client's order.
+        sent: the client's `tool_choice`, for errors.
+        parallel: whether several calls are allowed, or None if the request does not say it.
+        unknown: the paths of unknown fields.
+    """
+
+    tools: Sequence[Tool]
+    sent: NamedValue
+    choice: Choice = Choice()
+    parallel: bool | None = None
+    unknown: Sequence[str] = ()
 
 
 class Tools(NamedTuple):
@@ -311,33 +387,59 @@ class Tools(NamedTuple):
         return self._replace(format=either, structured_output=ruled, unheeded=())
 
 
-def read_tools(
-    body: Mapping[str, Any], context: ServerContext, sent: Any = None, names: FieldNames = LMI_NAMES
-) -> Tools:
-    """Read the `tools`, `tool_choice` and `parallel_tool_calls` of a body.
-
-    Args:
-        sent: the client's `tool_choice` for errors, if that of the body is translated from it. None if it is the same.
-        names: the client's names for fields.
+def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
+    """Read the `tools`, `tool_choice` and `parallel_tool_calls` of a body in OpenAI's format.
 
     Raises:
         InvalidParameter: a field is invalid. The message names it.
     """
     if body.keys().isdisjoint(TOOL_FIELDS):
         return Tools()
-    tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")), names)
-    choice = NamedValue("tool_choice", body.get("tool_choice"))
-    sent_choice = choice if sent is None else choice._replace(value=sent)
+    unknown = dict[str, None]()
+    tools = _tools(check_tools(body.get("tools")), Scope(context, unknown))
     parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
-    choice, tools, allowed = _allowed(choice, tools, unknown, sent_choice)
-    mode, name = _choice(choice, [tool["function"]["name"] for tool in tools], unknown)
+    sent = NamedValue("tool_choice", body.get("tool_choice"))
+    choice = _choice(sent, names_of(tools), unknown)
+    return arrange(ChatTools(tools, sent, choice, parallel, [*unknown]), context)
+
+
+def check_tools(value: Any) -> Sequence[Any]:
+    """Check that a value is a list of tools, or null, and return the list."""
+    if not isinstance(value, list | None) or len(value or ()) > MAX_TOOLS:
+        raise NamedValue("tools", value).refused(f"must be a list of at most {MAX_TOOLS} tools")
+    return value or ()
+
+
+def names_of(tools: Sequence[Tool]) -> Sequence[str]:
+    """Return the names of tools.
+
+    Raises:
+        InvalidParameter: two tools have the same name.
+    """
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise InvalidParameter("tools: two tools have the same name")
+    return names
+
+
+def arrange(asked: ChatTools, context: ServerContext, strict_path: str = STRICT) -> Tools:
+    """Return the tools of a chat, with the structured output that enforces the client's choice.
+
+    Args:
+        strict_path: the path that is reported if nothing enforces the schemas of tools.
+
+    Raises:
+        InvalidParameter: the choice needs tools, or the engine cannot enforce it.
+    """
+    sent_choice, (mode, name, allowed) = asked.sent, asked.choice
+    tools = [tool.shown for tool in asked.tools if allowed is None or tool.name in allowed]
     if not tools:
         if mode not in ("", "auto", "none"):
             raise sent_choice.refused("requires tools")
         return Tools()
     if mode == "none":  # tools that the prompt does not show are not called
-        return Tools(unknown=[*unknown])
-    result = Tools(tools, mode or "auto", name, parallel is False, allowed, unknown=[*unknown])
+        return Tools(unknown=asked.unknown)
+    result = Tools(tools, mode or "auto", name, asked.parallel is False, allowed, unknown=asked.unknown)
     format = choose_format(context)
     notation = _notation(context.chat_template, format)
     if notation is not None and notation.style not in context.structural_tags:
@@ -348,7 +450,8 @@ def read_tools(
                 "tools: the model's chat template shows tool calls in an unknown format; "
                 "set option.tool_call_parser to the name of a format"
             )
-        return _with_strict(result._replace(format=format, notation=notation), strict, names)
+        strict = {tool.name for tool in asked.tools if tool.strict}
+        return _with_strict(result._replace(format=format, notation=notation), strict, strict_path)
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
     if notation is not None:
         rule = calls(notation, called, single=result.single or bool(name))
@@ -362,19 +465,20 @@ def read_tools(
     return result._replace(structured_output=listed)
 
 
-def _with_strict(tools: Tools, strict: Collection[str], names: FieldNames) -> Tools:
+def _with_strict(tools: Tools, strict: Collection[str], path: str) -> Tools:
     """Return tools with structured output for the tool calls of strict tools.
 
     If structured output cannot enforce the schemas, `strict` is reported as having no effect.
 
     Args:
         strict: the names of the strict tools.
+        path: the path of `strict` in a tool.
     """
     if not strict:
         return tools
     notation = tools.notation
     if notation is None or not notation.mark:
-        return tools._replace(unheeded=[f"tools[]{names.function}.strict"])
+        return tools._replace(unheeded=[path])
     rule = calls_in_text(notation, tools.shown, strict, single=tools.single)
     return tools._replace(structured_output=_rule("with strict", lambda: structural_tag(rule, allows_text=True)))
 
@@ -398,29 +502,6 @@ def choose_format(context: ServerContext) -> Format | None:
     return find(context.chat_template) if name == AUTO else get_format(name)
 
 
-def _allowed(
-    choice: NamedValue, tools: list[Mapping[str, Any]], unknown: dict[str, None], sent_choice: NamedValue
-) -> tuple[NamedValue, list[Mapping[str, Any]], frozenset[str] | None]:
-    """Return the choice, the tools, and the names of the tools that may be called.
-
-    If the choice is an object of OpenAI's type `allowed_tools`, its mode and only its tools are returned. Otherwise the
-    choice and the tools are returned unchanged, and the names are None. The names are needed because the model may know
-    other tools from the messages, or may invent tools.
-    """
-    if not isinstance(choice.value, dict) or choice.value.get("type") != "allowed_tools":
-        return choice, tools, None
-    allowed = choice.value.get("allowed_tools")
-    mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-    at = "tool_choice.allowed_tools"
-    names = {_function_name(tool, f"{at}.tools[]", unknown) for tool in listed} if isinstance(listed, list) else {None}
-    all_names = {tool["function"]["name"] for tool in tools}
-    if mode not in ("auto", "required") or not names or not all_names.issuperset(names):
-        raise (NamedValue(at, allowed) if sent_choice is choice else sent_choice).refused(_ALLOWED)
-    unknown |= unread(choice.value, "tool_choice", ("type", "allowed_tools")) | unread(allowed, at, ("mode", "tools"))
-    allowed_tools = [tool for tool in tools if tool["function"]["name"] in names]
-    return NamedValue(choice.name, mode), allowed_tools, frozenset(tool["function"]["name"] for tool in allowed_tools)
-
-
 def _function(value: Any) -> Any:
     """Return `function` of an object in OpenAI's format. Its type may be missing, as in vLLM and in TGI's client."""
     return value.get("function") if isinstance(value, dict) and value.get("type") in (None, "function") else None
@@ -436,62 +517,60 @@ def _function_name(value: Any, at: str, unknown: dict[str, None]) -> str | None:
     return name
 
 
-def _choice(choice: NamedValue, names: Sequence[str], unknown: dict[str, None]) -> tuple[str, str]:
-    """Return the kind of a choice and the name of its tool. The name is "" if the choice has none."""
-    value = choice.value
-    if value is None:
-        return "", ""
-    if value in ("none", "auto", "required"):
-        return value, ""
-    name = value if isinstance(value, str) else _function_name(value, choice.name, unknown)  # a string as in TGI
-    if name is None or name not in names:
-        raise choice.refused(_CHOICES)
-    return "named", name
+def _choice(sent: NamedValue, names: Sequence[str], unknown: dict[str, None]) -> Choice:
+    """Read a choice in OpenAI's format."""
+    value = sent.value
+    if not isinstance(value, dict):
+        return read_choice(sent, names)
+    if value.get("type") != "allowed_tools":
+        return read_choice(sent._replace(value=_function_name(value, sent.name, unknown)), names, sent)
+    allowed, at = value.get("allowed_tools"), "tool_choice.allowed_tools"
+    fields = allowed if isinstance(allowed, dict) else {}
+    listed = fields.get("tools")
+    chosen = [_function_name(tool, f"{at}.tools[]", unknown) for tool in listed] if isinstance(listed, list) else []
+    unknown |= unread(value, "tool_choice", ("type", "allowed_tools")) | unread(allowed, at, ("mode", "tools"))
+    return allowing(fields.get("mode"), chosen, names, NamedValue(at, allowed))
 
 
-def _tools(tools: NamedValue, fields: FieldNames) -> tuple[list[Mapping[str, Any]], set[str], dict[str, None]]:
-    """Return the tools, the names of the strict tools, and the paths of unknown names."""
-    if tools.value is None:
-        return [], set(), {}
-    if not isinstance(tools.value, list) or len(tools.value) > MAX_TOOLS:
-        raise tools.refused(f"must be a list of at most {MAX_TOOLS} tools")
-    unknown = dict[str, None]()
-    result = [_tool(tool, f"tools[{index}]", unknown, fields) for index, tool in enumerate(tools.value)]
-    names = [tool["function"]["name"] for tool in result]
-    if len(set(names)) < len(names):
-        raise InvalidParameter("tools: two tools have the same name")
-    strict = {name for name, tool in zip(names, tools.value, strict=True) if tool["function"].get("strict") is True}
-    return result, strict, unknown
-
-
-def _tool(tool: Any, at: str, unknown: dict[str, None], fields: FieldNames) -> Mapping[str, Any]:
-    """Return a tool in OpenAI's format with only the fields that the model sees."""
-    function = _function(tool)
-    if not isinstance(function, dict):
-        raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
-    path = f"{at}{fields.function}"
-    name = read_name(function.get("name"), f"{path}.name")
-    about, parameters = function.get("description"), function.get("parameters")
-    if about is not None and not isinstance(about, str):
-        raise InvalidParameter(f"{path}.description: must be a string")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidParameter(f"{path}.{fields.parameters}: must be a JSON schema object")
-    if not isinstance(function.get("strict"), bool | None):
-        raise InvalidParameter(f"{path}.strict: must be true or false")
-    unknown |= unread(tool, "tools[]", _TOOL) | unread(function, f"tools[]{fields.function}", _FUNCTION)
-    description = {} if about is None else {"description": about}
-    return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
-
-
-def read_name(name: Any, at: str) -> str:
-    """Check that a value is the name of a tool, and return it.
+def read_choice(choice: NamedValue, names: Sequence[str], sent: NamedValue | None = None) -> Choice:
+    """Read a choice that is none, auto, required, or the name of a tool, as in TGI.
 
     Args:
-        at: the path of the name in the body, for the error message.
+        names: the names of the tools.
+        sent: the client's choice, for errors, if `choice` is only the name in it.
     """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidParameter(f"{at}: must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'")
-    return name
+    value = choice.value
+    if sent is None and value in (None, "none", "auto", "required"):
+        return Choice(value or "")
+    if not isinstance(value, str) or value not in names:
+        raise (sent or choice).refused(_CHOICES)
+    return Choice("named", value)
+
+
+def allowing(mode: Any, chosen: Sequence[str | None], names: Sequence[str], sent: NamedValue) -> Choice:
+    """Return the choice that restricts which tools may be called. The model may know other tools from the messages.
+
+    Args:
+        chosen: the names of these tools, or None for what names no tool.
+        names: the names of all tools.
+        sent: the client's value, for errors.
+    """
+    if mode not in ("auto", "required") or not chosen or not set(names).issuperset(chosen):
+        raise sent.refused(_ALLOWED)
+    return Choice(mode, "", frozenset(filter(None, chosen)))
+
+
+def _tools(values: Sequence[Any], scope: Scope) -> list[Tool]:
+    return [_tool(tool, ParameterPath(("tools", index)), scope) for index, tool in enumerate(values)]
+
+
+def _tool(tool: Any, at: Path, scope: Scope) -> Tool:
+    """Read a tool in OpenAI's format."""
+    function = _function(tool)
+    if not isinstance(function, dict):
+        raise at.refused("must be an object with 'type': 'function' and 'function'")
+    scope.unknown.update(unread(tool, "tools[]", _TOOL))
+    return make_tool(**_FUNCTION.read(function, at.at("function"), scope))
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bool) -> dict[str, Any]:
