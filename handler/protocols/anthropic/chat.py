@@ -188,18 +188,18 @@ class DefinedTools:
             self.deferred.discard(name)
         return choice
 
-    def asked(self, sent: NamedValue) -> ChatTools:
+    def chat_tools(self, sent: NamedValue) -> ChatTools:
         """Return the tools that the model may call, and the choice among them."""
         choice = sent.optional(self.choose)
         hidden = self.deferred | self.removed
         tools = [tool for name, tool in self.defined.items() if name not in hidden]
         unknown = dict.fromkeys(path for tool in tools for path in tool.unknown)
-        asked = ChatTools(check_tools(tools), sent, unknown=[*unknown])
+        chat_tools = ChatTools(check_tools(tools), sent, unknown=[*unknown])
         if choice is None:
-            return asked
-        named = Choice("named", choice["name"]) if choice["type"] == "tool" else Choice(CHOICES[choice["type"]])
+            return chat_tools
+        chosen = Choice("named", choice["name"]) if choice["type"] == "tool" else Choice(CHOICES[choice["type"]])
         single = choice["disable_parallel_tool_use"]
-        return asked._replace(choice=named, parallel=None if single is None else not single)
+        return chat_tools._replace(choice=chosen, parallel=None if single is None else not single)
 
 
 _read_choice = reader_of(TOOL_CHOICE)
@@ -513,7 +513,7 @@ class Translator:
         arguments, self.unheeded = thinking.template_arguments(context)
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         tools = read_tools(body.get("tools"), reader.changes, reader.scope)
-        self._tools = tools.asked(NamedValue("tool_choice", body.get("tool_choice")))
+        self._tools = tools.chat_tools(NamedValue("tool_choice", body.get("tool_choice")))
         config = body["output_config"] if isinstance(body.get("output_config"), dict) else {}  # `TABLE` checks it
         if config.get("task_budget") is not None:
             self.unheeded.append("output_config.task_budget")

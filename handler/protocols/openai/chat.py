@@ -453,7 +453,7 @@ class OpenAiChat(OpenAiDialect):
         body: Mapping[str, Any],
         fields: Mapping[str, Any],
         conversation: ChatMessages,
-        asked: ChatTools,
+        chat_tools: ChatTools,
         context: ServerContext,
         request_context: RequestContext,
     ) -> ParsedChat:
@@ -462,12 +462,12 @@ class OpenAiChat(OpenAiDialect):
         Args:
             body: the body as the client sent it.
             fields: the parameters under the chat's names for them, the keys of `table`.
-            asked: what the body says about tools.
+            chat_tools: what the body says about tools.
         """
         model = self.read_model(body, context, request_context)
         check_number(conversation.media, context)
         fields = {**fields, "tool_choice": body.get("tool_choice")}  # the client's own value, for errors
-        tools = arrange(asked, context, self.table.path_of(STRICT))
+        tools = arrange(chat_tools, context, self.table.path_of(STRICT))
         return self.build(fields, model, conversation, tools, context)
 
     def build(

@@ -287,9 +287,9 @@ class ItemPath(Path):
         return Path((self.keys[0], 0, *self.keys[2:])).general
 
 
-def item_path(field: str, place: int | str) -> Path:
+def item_path(field: str, position: int | str) -> Path:
     """Return the path of an item. In the errors for items, no colon follows a path."""
-    return ItemPath((field, place), _without_colon)
+    return ItemPath((field, position), _without_colon)
 
 
 def _without_colon(path: Path, reason: str) -> str:
@@ -507,7 +507,7 @@ def translate(body: Mapping[str, Any], context: ServerContext, request_context: 
     names, sent = tools.read(body.get("tools")), body.get("tool_choice")
     parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
     choice = Choice("none") if reader.compacts else tools.choose(sent, names)
-    asked = ChatTools(tools.tools, NamedValue("tool_choice", sent), choice, parallel)
+    chat_tools = ChatTools(tools.tools, NamedValue("tool_choice", sent), choice, parallel)
     same = _SAME.difference(STORED_FIELDS if request_context.keeper else ())
     fields = {
         **{name: body[name] for name in same if name in body},
@@ -515,7 +515,7 @@ def translate(body: Mapping[str, Any], context: ServerContext, request_context: 
     }
     if reader.compacts:
         fields["text"] = None  # the client's format is for the response, not for the summary
-    chat = _CHAT.translate(body, fields, reader.conversation(), asked, context, request_context)
+    chat = _CHAT.translate(body, fields, reader.conversation(), chat_tools, context, request_context)
     if reader.compacts and body.get("max_output_tokens") is None:
         chat = chat._replace(request=of_bounded_length(chat.request))
     if tools.formats:

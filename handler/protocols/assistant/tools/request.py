@@ -422,7 +422,7 @@ def names_of(tools: Sequence[Tool]) -> Sequence[str]:
     return names
 
 
-def arrange(asked: ChatTools, context: ServerContext, strict_path: str = STRICT) -> Tools:
+def arrange(chat_tools: ChatTools, context: ServerContext, strict_path: str = STRICT) -> Tools:
     """Return the tools of a chat, with the structured output that enforces the client's choice.
 
     Args:
@@ -431,15 +431,15 @@ def arrange(asked: ChatTools, context: ServerContext, strict_path: str = STRICT)
     Raises:
         InvalidParameter: the choice needs tools, or the engine cannot enforce it.
     """
-    sent_choice, (mode, name, allowed) = asked.sent, asked.choice
-    tools = [tool.shown for tool in asked.tools if allowed is None or tool.name in allowed]
+    sent_choice, (mode, name, allowed) = chat_tools.sent, chat_tools.choice
+    tools = [tool.shown for tool in chat_tools.tools if allowed is None or tool.name in allowed]
     if not tools:
         if mode not in ("", "auto", "none"):
             raise sent_choice.refused("requires tools")
         return Tools()
     if mode == "none":  # tools that the prompt does not show are not called
-        return Tools(unknown=asked.unknown)
-    result = Tools(tools, mode or "auto", name, asked.parallel is False, allowed, unknown=asked.unknown)
+        return Tools(unknown=chat_tools.unknown)
+    result = Tools(tools, mode or "auto", name, chat_tools.parallel is False, allowed, unknown=chat_tools.unknown)
     format = choose_format(context)
     notation = _notation(context.chat_template, format)
     if notation is not None and notation.style not in context.structural_tags:
@@ -450,7 +450,7 @@ def arrange(asked: ChatTools, context: ServerContext, strict_path: str = STRICT)
                 "tools: the model's chat template shows tool calls in an unknown format; "
                 "set option.tool_call_parser to the name of a format"
             )
-        strict = {tool.name for tool in asked.tools if tool.strict}
+        strict = {tool.name for tool in chat_tools.tools if tool.strict}
         return _with_strict(result._replace(format=format, notation=notation), strict, strict_path)
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
     if notation is not None:
