@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from handler.config.config import Config
+from handler.core.errors import Unavailable
 from handler.core.owners import owner_by_key
-from handler.protocols.kernel.stored import Detached, KeptResponse
+from handler.protocols.kernel.stored import Detached, KeptResponse, Kind
 from handler.protocols.responses.background import split_events
-from handler.serving.background.tables import BackgroundTables, EventPage, NewEvents
+from handler.serving.background.tables import LEAST_SECONDS, BackgroundTables, EventPage, NewEvents
 from handler.serving.stored_responses import ResponseDatabase
 
 ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
 ID = "resp_1"
+NOW = 1_000_000.0
 DONE = {"status": "completed", "output": [{"id": "msg_1", "type": "message"}]}
 
 
@@ -24,21 +26,30 @@ def framed(number: int, size: int = 10) -> bytes:
     return b"event: response.e%d\ndata: %s\n\n" % (number, b"x" * size)
 
 
-def queued(*, streams: bool = True) -> Detached:
+def queued(*, streams: bool = True, kind: Kind = "response") -> Detached:
     """A response that is queued with two events."""
-    kept = KeptResponse(ID, "response", "", False, {"id": ID, "status": "queued"}, [("", b'{"text":"hi"}')], ())
+    kept = KeptResponse(ID, kind, "", False, {"id": ID, "status": "queued"}, [("", b'{"text":"hi"}')], ())
     return Detached(kept, [framed(0), framed(1)], streams=streams)
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Sequence[ResponseDatabase]]:
     """Two servers that share a directory."""
-    config = Config(responses_max_bytes=1 << 24, responses_total_bytes=1 << 30, responses_max=100)
-    opened = [ResponseDatabase(tmp_path, config, lambda: 1_000_000.0) for _ in range(2)]
+    config = Config(
+        responses_max_bytes=1 << 24, responses_total_bytes=1 << 30, responses_max=2, responses_expiration=5000
+    )
+    opened = [ResponseDatabase(tmp_path, config, lambda: NOW) for _ in range(2)]
     yield opened
     for database in opened:
         database.background.close()
         database.close()
+
+
+def expiry(database: ResponseDatabase) -> float:
+    """The seconds for which the response is stored."""
+    with database.writing() as connection:
+        (expires,) = connection.execute("SELECT expires FROM answers WHERE id = ?", (ID,)).fetchone()
+    return float(expires) - NOW
 
 
 def read_all(tables: BackgroundTables, limit: int) -> Sequence[bytes]:
@@ -123,3 +134,25 @@ def test_a_response_fails_when_its_server_has_ended_and_not_before(servers: Sequ
     (last,) = split_events(b"".join(page.events[2:]))
     assert last.startswith(b"event: response.failed\n")
     assert b'"sequence_number":2' in last
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("response", 5000), ("background", LEAST_SECONDS)])
+def test_a_response_is_kept_while_it_runs_and_then_as_long_as_its_kind(
+    servers: Sequence[ResponseDatabase], kind: Kind, seconds: float
+) -> None:
+    here, _ = servers
+    here.background.queue(ANN, queued(kind=kind))
+    assert expiry(here) > Config().background_timeout + 5000
+    assert here.background.end(ANN, queued(kind=kind), DONE, ())
+    assert expiry(here) == seconds
+
+
+def test_a_final_state_that_has_no_room_changes_nothing(servers: Sequence[ResponseDatabase]) -> None:
+    here, _ = servers
+    here.background.queue(ANN, queued())
+    large = {**DONE, "output": [{"id": "msg_1", "text": "x" * (1 << 25)}]}
+    with pytest.raises(Unavailable):
+        here.background.end(ANN, queued(), large, ())
+    assert (here.response(ANN, ID) or {})["status"] == "queued"
+    assert here.background.end(ANN, queued(), {"status": "failed", "output": []}, (), needs_room=False)
+    assert (here.response(ANN, ID) or {})["status"] == "failed"
