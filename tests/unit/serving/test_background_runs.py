@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from handler.config.config import Config
+from handler.core.errors import Unavailable
 from handler.protocols.kernel.stored import Detached, KeptResponse
 from handler.serving.background.runs import BackgroundRun, EventLog, RunState
 
@@ -71,3 +74,36 @@ def test_events_may_have_as_many_bytes_as_the_limit() -> None:
 
     assert not asyncio.run(fails(60, 40))
     assert asyncio.run(fails(60, 41))
+
+
+@pytest.mark.parametrize(("failures", "status", "written"), [(0, "completed", 1), (1, "failed", 1), (2, "failed", 0)])
+def test_a_response_that_cannot_be_stored_fails_and_is_written_later(failures: int, status: str, written: int) -> None:
+    writes = list[tuple[str, bytes]]()
+
+    def write(owner: object, end: object, *arguments: Any, needs_room: bool) -> Future[bool]:
+        future, (_, _, response, events) = Future[bool](), arguments
+        if len(tried) < failures:
+            future.set_exception(Unavailable("full"))
+        else:
+            writes.append((response["status"], b"".join(events)))
+            future.set_result(True)
+        tried.append(needs_room)
+        return future
+
+    async def end() -> None:
+        task = mock.Mock(error=None, finished=False)
+        run, store = begun(task, 1000), mock.Mock(write=write)
+        run.detached.begin("resp_1", {"status": "completed", "output": [{"id": "msg_1"}]})
+        task.take.return_value = b"event: delta\n\nevent: done\n\n"
+        task.on_bytes(task)
+        assert await run.write_end(store) is (written == 1)
+        if not written:
+            assert await run.write_end(store)
+
+    tried = list[bool]()
+    asyncio.run(end())
+    ((last, events),) = writes
+    assert last == status
+    assert events.count(b"event: response.failed\n") == (status == "failed")
+    assert (events == b"event: delta\n\nevent: done\n\n") is (status == "completed")
+    assert tried == [True, False, False][: failures + 1]  # a failure needs no room
