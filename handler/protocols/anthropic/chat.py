@@ -34,7 +34,7 @@ from handler.protocols.assistant.summary import (
     unshaped,
 )
 from handler.protocols.assistant.template import knows
-from handler.protocols.assistant.tools.request import MAX_TOOLS, ChatTools, Choice, Tool, check_tools, make_tool
+from handler.protocols.assistant.tools.request import MAX_TOOLS, ChatTools, Choice, Tool, make_tool
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.messages import ChatMessages, TurnsReader, add_to_turn
 from handler.protocols.kernel.objects import Scope, reader_of
@@ -194,7 +194,9 @@ class DefinedTools:
         hidden = self.deferred | self.removed
         tools = [tool for name, tool in self.defined.items() if name not in hidden]
         unknown = dict.fromkeys(path for tool in tools for path in tool.unknown)
-        chat_tools = ChatTools(check_tools(tools), sent, unknown=[*unknown])
+        if len(tools) > MAX_TOOLS:
+            raise InvalidParameter(f"tools: the model may call {len(tools)} tools; the maximum is {MAX_TOOLS}")
+        chat_tools = ChatTools(tools, sent, unknown=[*unknown])
         if choice is None:
             return chat_tools
         chosen = Choice("named", choice["name"]) if choice["type"] == "tool" else Choice(CHOICES[choice["type"]])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from handler.core.errors import InvalidParameter
 from handler.core.framing import dumps
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Extras, Finish, Sampling, StructuredOutput, Token
@@ -536,6 +537,14 @@ def test_wrong_changes_of_tools_are_refused(more: dict[str, Any], message: str) 
 def test_the_error_of_an_unknown_tool_has_anthropics_code() -> None:
     found = answer("anthropic_messages", body(tools=DECLARED, messages=changing([change("addition", "gone")])))
     assert json.loads(found.body)["error"]["details"] == {"error_code": "tool_reference_unresolved"}
+
+
+def test_only_tools_that_the_model_may_call_are_counted() -> None:
+    many = [{**TOOLS[0], "name": f"tool_{number}", "defer_loading": number >= 1024} for number in range(1100)]
+    assert len(parse(talk("a", tools=many)).requests[0].tools) == 1024
+    with pytest.raises(InvalidParameter) as caught:
+        parse(talk("a", tools=[{**tool, "defer_loading": False} for tool in many]))
+    assert caught.value.message == "tools: the model may call 1100 tools; the maximum is 1024"
 
 
 def test_a_tool_behind_a_deferred_one_is_named_by_its_index_in_the_request() -> None:
