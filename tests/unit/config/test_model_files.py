@@ -217,6 +217,7 @@ def reading(directory: Path, text: str | None, options: str = "", engine: str | 
         (f"import djl_python.tensorrt_llm\n{PLAIN}", "", Role.ENTRY),
         (PLAIN, VLLM, Role.FIRST),
         (PLAIN, f"{VLLM}option.lmi_version=0.33\n", Role.NONE),
+        (PLAIN, f"{VLLM}option.lmi_version=0.34\n", Role.FIRST),
         (PLAIN, "option.llm_engine=vllm\n", Role.FIRST),
         (PLAIN, "option.entryPoint=djl_python.lmi_trtllm.trtllm_async_service\n", Role.NONE),
         (PLAIN, "option.entryPoint=djl_python.huggingface\n", Role.NONE),

@@ -62,6 +62,7 @@ FINE = {
     "beside what is never empty": 'root ::= "x" a\na ::= n a | "a"\nn ::= " "+ | [b]{1,3}',
     "a repetition of what may be empty": 'root ::= (ws "a")*\nws ::= [ \\n]*',
     "signs in texts": 'root ::= "::= root \\" (" ["root)\\]|] | "\\\\"',
+    "what only xgrammar may refuse": r'root ::= "\U00110000" | [\U00110000-\UFFFFFFFF] | "a"',
     "a look-ahead": 'root ::= a "b"\na ::= "a" (= "b" root)',
 }
 

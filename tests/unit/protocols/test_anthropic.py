@@ -135,6 +135,14 @@ def test_a_budget_of_thoughts_is_kept_where_it_can_be() -> None:
         assert parsed.ignored == ([] if budget else ["thinking.budget_tokens"])
 
 
+def test_a_budget_of_one_token_is_the_smallest() -> None:
+    able = replace(CAPABLE, chat_template="<think></think>", vocabulary=Vocabulary([b"<"]))
+    parsed = parse(body(thinking={"type": "enabled", "budget_tokens": 1}), context=able)
+    assert parsed.requests[0].sampling.thinking_token_budget == 1
+    with pytest.raises(InvalidParameter, match="must be an integer of at least 1"):
+        parse(body(thinking={"type": "enabled", "budget_tokens": 0}), context=able)
+
+
 def test_thoughts_and_effort_go_to_the_template() -> None:
     asked = talk("a", [THOUGHT, text("b")], "c", output_config={"effort": "high"})
     parsed = parse(
