@@ -25,7 +25,6 @@ from moto.core.exceptions import ServiceException
 from moto.sagemaker.responses import SageMakerResponse
 from moto.utilities.utils import get_partition
 
-from deploy.aws import variants_of
 from deploy.emulator.patch import Replacements, methods, result
 
 ACCOUNT = "123456789012"
@@ -273,7 +272,7 @@ class SageMakerState:
     def serve(self, endpoint: Thing, config_name: str) -> None:
         """Keep the configuration and the models of an endpoint, which can be deleted while they serve."""
         config = self.get("endpoint-config", config_name).request
-        names = {variant["ModelName"] for variant in variants_of(config) if "ModelName" in variant}
+        names = {variant["ModelName"] for variant in _variants(config) if "ModelName" in variant}
         models = {name: self.things.get(("model", name)) for name in names}
         endpoint.served = ServedConfig(
             config, {name: model.request for name, model in models.items() if model is not None}
@@ -393,10 +392,10 @@ class Operations:
             raise Invalid(
                 "Shadow variants cannot be combined with asynchronous or serverless inference, or with components."
             )
-        names = Counter(variant["VariantName"] for variant in variants_of(p))
+        names = Counter(variant["VariantName"] for variant in _variants(p))
         if repeated := [name for name, number in names.items() if number > 1]:
             raise Invalid(f"Variant names must be unique, and {repeated[0]} occurs {names[repeated[0]]} times.")
-        for variant in variants_of(p):
+        for variant in _variants(p):
             self._check_types(variant)
             self._check_managed(variant.get("ManagedInstanceScaling", {}))
             self._check_routing(variant.get("RoutingConfig", {}))
@@ -491,7 +490,7 @@ class Operations:
             counts: numbers of instances that override those in the configuration, by variant.
         """
         used = self._used_instances(name)
-        for variant in variants_of(config):
+        for variant in _variants(config):
             model = self._state.things.get(("model", variant.get("ModelName", "")))
             for instance, count in _instances({"ProductionVariants": [variant]}, counts).items():
                 quota = self._state.quota_of(instance, model.request if model else {})
@@ -538,7 +537,7 @@ class Operations:
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
         config, changes = self._config_of(endpoint), p["DesiredWeightsAndCapacities"]
-        unknown = {item["VariantName"] for item in changes} - {item["VariantName"] for item in variants_of(config)}
+        unknown = {item["VariantName"] for item in changes} - {item["VariantName"] for item in _variants(config)}
         if config and unknown:
             raise Invalid(f'Could not find variant "{min(unknown)}" of endpoint "{endpoint.arn}".')
         if counts := _by_variant(changes, "DesiredInstanceCount"):
@@ -788,7 +787,7 @@ def _by_variant(changes: list[dict[str, Any]], field: str) -> dict[str, Any]:
 def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:
     """Return the number of instances of each type. All instances of a variant with pools are in its first pool."""
     totals = Counter[str]()
-    for variant in variants_of(config):
+    for variant in _variants(config):
         pools = _pools(variant)
         instance = pools[0]["InstanceType"] if pools else variant.get("InstanceType")
         if instance is not None and "ServerlessConfig" not in variant:
@@ -830,3 +829,7 @@ def replacements(state: SageMakerState) -> Replacements:
         replaced[f"list_{name}s"] = result(partial(operations.list_kind, kind))
     any_type = {"validate_instance_type": lambda self, instance_type: None}
     return [(SageMakerResponse, replaced), (moto.sagemaker.models.FakeEndpointConfig, any_type)]
+
+
+def _variants(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*config.get("ProductionVariants", ()), *config.get("ShadowProductionVariants", ())]

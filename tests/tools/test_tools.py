@@ -46,7 +46,7 @@ def test_a_streamed_request_walks_through_few_files() -> None:
     assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
 
 
-CEILINGS = {"handler": 643_900, "deploy": 195_500, "proof": 85_000}
+CEILINGS = {"handler": 643_900, "deploy": 195_600, "proof": 85_000}
 """Syntax nodes of each package. A ceiling may only fall; a feature that raises one says by how much in its commit."""
 
 
