@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -30,7 +30,19 @@ PATIENCE = 100.0
 ANSWER_LIMIT = 120.0
 """Seconds for a whole answer of a model."""
 
-http = httpx.Client(verify=False, trust_env=False, timeout=PATIENCE, limits=httpx.Limits(max_keepalive_connections=0))
+
+class _OfThread(threading.local):
+    """A client of each thread: the pool of a shared one may give a thread a connection that another is closing."""
+
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(verify=False, trust_env=False, timeout=PATIENCE, limits=limits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+http = cast(httpx.Client, _OfThread())
 """For requests to loopback: `httpx.get` and its like read all certificates of the system each time, for 35 ms."""
 
 

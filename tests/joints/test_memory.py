@@ -204,7 +204,10 @@ def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> Non
     with (
         mock.patch.object(request_log, "MAX_WAITING_BYTES", 20_000),
         mock.patch.object(request_log.Capture, "add", noted),
-        serve("--engine", "echo", *options(f"option.capture_requests={tmp_path}")) as capturing,
+        serve(
+            *("--engine", "echo"),  # at a pace, so that a piece of the stream is much smaller than the limit
+            *options(f"option.capture_requests={tmp_path}", "option.echo_tokens_per_second=2000"),
+        ) as capturing,
     ):
         assert len(capturing.post(body).content) > 40_000
         wait_for(lambda: counts() == [0, 1], PATIENCE, "the stream was captured")
