@@ -27,6 +27,7 @@ from handler.core.errors import (
 from handler.core.framing import dumps
 from handler.core.log import of_request
 from handler.core.loop import start_now, wait_for
+from handler.core.numbers import is_digits
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
@@ -196,7 +197,7 @@ async def decode_short_body(scope: Scope, body: bytes, model: ServedModel) -> An
 def declared_length(scope: Scope) -> int:
     """Return the value of the Content-Length header, or 0 if the header is missing or invalid."""
     length: str = scope["headers_by_name"].get("content-length", "").lstrip("0")
-    return int(length[:_MOST_DIGITS]) if length.encode().isdigit() else 0  # bytes have ASCII digits only
+    return int(length[:_MOST_DIGITS]) if is_digits(length) else 0
 
 
 async def _receive_body(scope: Scope, receive: Receive, limit: int, memory: Share, option: str) -> bytes:

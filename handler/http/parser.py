@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import httptools
 
 from handler.core.errors import BadRequest
+from handler.core.numbers import is_digits
 from handler.http.urls import unquoted
 
 MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
@@ -113,7 +114,7 @@ class RepeatedHead:
         if not (data.startswith(self._before) and data.endswith(self._after)):
             return None
         digits = data[len(self._before) : len(data) - len(self._after)]
-        if len(digits) > _MAX_DIGITS or not digits.isdigit():
+        if len(digits) > _MAX_DIGITS or not is_digits(digits):
             return None
         headers = self._headers.copy()
         headers[self._index] = (b"content-length", digits)
@@ -360,7 +361,7 @@ class RequestParser:
             self._headers = _with_host(self._headers, self._url)
         fields = dict(self._headers)
         length = fields.get(b"content-length", b"")
-        self.num_left = int(length) if length.isdigit() else 0
+        self.num_left = int(length) if is_digits(length) else 0
         self.phase = BODY
         head = RequestHead(
             method=method.decode(),

@@ -33,7 +33,7 @@ from tests.tools.mutate import SWITCH, Place, Recorded, clone, covering, draw, p
 # -- the files that one request walks through: a reader has to follow them all -----------------------------------------
 
 
-MOST = {"LMI by HTTP": 36, "TGI by HTTP": 37, "OpenAI by HTTP": 41, "Anthropic by HTTP": 45, "LMI in DJL Serving": 29}
+MOST = {"LMI by HTTP": 37, "TGI by HTTP": 38, "OpenAI by HTTP": 42, "Anthropic by HTTP": 46, "LMI in DJL Serving": 29}
 
 
 def test_a_streamed_request_walks_through_few_files() -> None:
@@ -46,7 +46,7 @@ def test_a_streamed_request_walks_through_few_files() -> None:
     assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
 
 
-CEILINGS = {"handler": 643_900, "deploy": 195_600, "proof": 85_000}
+CEILINGS = {"handler": 643_900, "deploy": 195_600, "proof": 85_100}
 """Syntax nodes of each package. A ceiling may only fall; a feature that raises one says by how much in its commit."""
 
 
