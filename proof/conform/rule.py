@@ -133,13 +133,9 @@ def expect_response(response: Response) -> Response:
     return response
 
 
-async def generated(server: Server, *options: Any, **more: Any) -> Response:
-    """Return the response to a request as of `Server.generate`, or raise `Failed` if it is not complete.
-
-    Args:
-        options, more: the arguments of `Server.generate`.
-    """
-    return expect_response(await server.generate(*options, **more))
+async def succeeded(response: Awaitable[Response]) -> Response:
+    """Wait for a response, such as that of `Server.generate`, and raise `Failed` if it is not complete."""
+    return expect_response(await response)
 
 
 async def expect_details(server: Server, **parameters: Any) -> tuple[Response, dict[str, Any]]:

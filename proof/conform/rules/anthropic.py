@@ -14,9 +14,9 @@ from proof.conform.rule import (
     expect_refused,
     expect_response,
     expect_status,
-    generated,
     rule,
     stop_word,
+    succeeded,
 )
 from proof.conform.server import PROMPT, Server
 
@@ -27,7 +27,7 @@ _ORDER = re.compile(
 
 
 async def _events(server: Server) -> tuple[Response, list[dict[str, Any]]]:
-    response = await generated(server, stream=True)
+    response = await succeeded(server.generate(stream=True))
     expect(response.events, "events", response)
     return response, response.events
 
@@ -38,7 +38,7 @@ def _of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 @_rule("anthropic.message", "A message has id, type, role, content, model, stop_reason and usage.", sources.ANTHROPIC)
 async def message(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     body = response.object
     fields = ("id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage")
     expect_fields(response, body, *fields)
@@ -51,8 +51,8 @@ async def message(server: Server) -> None:
 
 @_rule("anthropic.ids", "Each message has an id of its own.", sources.ANTHROPIC)
 async def ids(server: Server) -> None:
-    first = await generated(server)
-    second = await generated(server)
+    first = await succeeded(server.generate())
+    second = await succeeded(server.generate())
     seen = {str(response.object.get("id")) for response in (first, second)}
     expect(len(seen) == 2, "another id than that of the message before", second)
     for _ in range(2):
@@ -65,7 +65,7 @@ async def ids(server: Server) -> None:
 @_rule("anthropic.model", "A message, whole or streamed, names the model of its request.", sources.ANTHROPIC)
 async def model(server: Server) -> None:
     name = await server.model()
-    whole = await generated(server)
+    whole = await succeeded(server.generate())
     expect(whole.object.get("model") == name, f"the model {name}", whole)
     response, events = await _events(server)
     streamed = (_of(events, "message_start").get("message") or {}).get("model")
@@ -74,7 +74,7 @@ async def model(server: Server) -> None:
 
 @_rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC)
 async def usage(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     match response.object.get("usage"):
         case {"input_tokens": int(read), "output_tokens": int(written)} if read > 0 and 0 < written <= 8:
             return
@@ -83,7 +83,7 @@ async def usage(server: Server) -> None:
 
 @_rule("anthropic.stop-reason", "A message that ends at max_tokens has the stop_reason max_tokens.", sources.ANTHROPIC)
 async def stop_reason(server: Server) -> None:
-    response = await generated(server, tokens=2)
+    response = await succeeded(server.generate(tokens=2))
     expect(response.object.get("stop_reason") == "max_tokens", "the stop_reason max_tokens", response)
 
 
@@ -169,7 +169,7 @@ async def error(server: Server) -> None:
 @_rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
-    response = await generated(server, tokens=16, more={"stop_sequences": [word]})
+    response = await succeeded(server.generate(tokens=16, more={"stop_sequences": [word]}))
     stop_fields = (response.object.get("stop_reason"), response.object.get("stop_sequence"))
     expect(stop_fields == ("stop_sequence", word), f"stop_sequence {word!r}", response)
 
@@ -177,13 +177,13 @@ async def stop(server: Server) -> None:
 @_rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC)
 async def system(server: Server) -> None:
     for value in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
-        await generated(server, more={"system": value})
+        await succeeded(server.generate(more={"system": value}))
 
 
 @_rule("anthropic.blocks", "A message's content may be a list of blocks.", sources.ANTHROPIC)
 async def blocks(server: Server) -> None:
     content = [{"type": "text", "text": PROMPT}]
-    await generated(server, more={"messages": [{"role": "user", "content": content}]})
+    await succeeded(server.generate(more={"messages": [{"role": "user", "content": content}]}))
 
 
 @_rule("anthropic.count", "POST /v1/messages/count_tokens returns input_tokens.", sources.ANTHROPIC_COUNT)
@@ -199,4 +199,4 @@ async def count(server: Server) -> None:
 async def version(server: Server) -> None:
     more = {"anthropic-version": "2023-06-01", "anthropic-beta": "conform-2026-01-01"}
     more |= {} if server.asking.key else {"x-api-key": "any"}
-    await generated(server, headers=more)
+    await succeeded(server.generate(headers=more))

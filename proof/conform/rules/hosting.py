@@ -19,9 +19,9 @@ from proof.conform.rule import (
     expect_refused,
     expect_response,
     expect_type,
-    generated,
     rule,
     skip,
+    succeeded,
 )
 from proof.conform.server import PROMPT, Server, Start, Stop
 
@@ -228,7 +228,7 @@ async def invocations_headers(server: Server) -> None:
         "X-Amzn-SageMaker-Something-New": "1",
         "Accept": "*/*",
     }
-    await generated(server, headers=more)
+    await succeeded(server.generate(headers=more))
 
 
 @rule("invocations.method", "GET /invocations is refused.", sources.CONTAINER, SAGEMAKER)
@@ -238,7 +238,7 @@ async def invocations_method(server: Server) -> None:
 
 @rule("invocations.whole-length", "A non-streaming response has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     expect(response.is_uncut, "Content-Length, or Transfer-Encoding: chunked", response)
     expect_type(response, "application/json")
 
@@ -348,7 +348,7 @@ async def metrics_few(server: Server) -> None:
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
-        await generated(server, tokens=2)
+        await succeeded(server.generate(tokens=2))
     deadline = time.monotonic() + server.limits.abandoned
     while True:
         response = await _metrics(server)
@@ -397,7 +397,7 @@ async def key_every_route(server: Server) -> None:
 @rule("key.right", "A request with the key is answered.", sources.OPENAI_ERRORS)
 async def key_right(server: Server) -> None:
     _keyed(server)
-    await generated(server, tokens=2)
+    await succeeded(server.generate(tokens=2))
 
 
 @rule("key.ping", "/ping requires no key, because SageMaker sends none.", sources.CONTAINER, SAGEMAKER)

@@ -16,9 +16,9 @@ from proof.conform.rule import (
     expect_response,
     expect_status,
     expect_type,
-    generated,
     rule,
     stop_word,
+    succeeded,
 )
 from proof.conform.server import PROMPT, Server
 
@@ -28,14 +28,14 @@ _DEFAULT = 30
 
 
 async def _lines(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
-    response = await generated(server, stream=True, more={"parameters": parameters})
+    response = await succeeded(server.generate(stream=True, more={"parameters": parameters}))
     expect(response.events, "JSON lines", response)
     return response, response.events
 
 
 @rule("lmi.whole", "A non-streaming response is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
 async def whole(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     expect(set(response.object) == {"generated_text"}, '{"generated_text": "…"}', response)
     expect(isinstance(response.object["generated_text"], str), "a string as generated_text", response)
 
@@ -97,7 +97,7 @@ async def default_length(server: Server) -> None:
 
 @rule("lmi.full-text", "return_full_text puts the prompt before the text.", sources.LMI_SCHEMA, LMI)
 async def full_text(server: Server) -> None:
-    response = await generated(server, more={"parameters": {"return_full_text": True}})
+    response = await succeeded(server.generate(more={"parameters": {"return_full_text": True}}))
     text = str(response.object.get("generated_text"))
     expect(text.startswith(PROMPT) and len(text) > len(PROMPT), "the prompt, then the text", response)
 
@@ -175,7 +175,7 @@ async def inputs_list(server: Server) -> None:
 async def stop(server: Server) -> None:
     text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
-    response = await generated(server, tokens=16, more={"parameters": {name: [word]}})
+    response = await succeeded(server.generate(tokens=16, more={"parameters": {name: [word]}}))
     written, following = str(response.object.get("generated_text")), text.split()[3]
     expect(following not in written.partition(word)[2] and len(written) < len(text), f"text up to {word!r}", response)
 
@@ -220,7 +220,7 @@ async def model_name(server: Server) -> None:
 async def request_id(server: Server) -> None:
     seen = {""}
     for _ in range(2):
-        response = await generated(server)
+        response = await succeeded(server.generate())
         id = response.headers.get("x-request-id", "")
         expect(id not in seen, "the header x-request-id, with another id than before", response)
         seen.add(id)

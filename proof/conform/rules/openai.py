@@ -8,7 +8,7 @@ from typing import Any
 from proof.conform import sources
 from proof.conform.dialects import piece_of, text_of
 from proof.conform.exchange import Response
-from proof.conform.rule import expect, expect_fields, expect_response, expect_status, generated, rule, stop_word
+from proof.conform.rule import expect, expect_fields, expect_response, expect_status, rule, stop_word, succeeded
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("openai",))
@@ -18,7 +18,7 @@ _REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 async def _chunks(server: Server, **more: Any) -> tuple[Response, list[dict[str, Any]]]:
-    response = await generated(server, stream=True, more=more)
+    response = await succeeded(server.generate(stream=True, more=more))
     expect(response.events, "events", response)
     return response, response.events
 
@@ -51,7 +51,7 @@ async def models(server: Server) -> None:
 
 @_rule("openai.chat", "A chat's response has id, object, created, model, choices and usage.", sources.OPENAI_CHAT)
 async def chat(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     expect_fields(response, response.object, "id", "object", "created", "model", "choices", "usage")
     expect(
         response.object["object"] == "chat.completion" and response.object["id"],
@@ -67,8 +67,8 @@ async def chat(server: Server) -> None:
 
 @_rule("openai.ids", "Each response, whole or streamed, has an id of its own.", sources.OPENAI_CHAT)
 async def ids(server: Server) -> None:
-    first = await generated(server)
-    second = await generated(server)
+    first = await succeeded(server.generate())
+    second = await succeeded(server.generate())
     seen = {str(response.object.get("id")) for response in (first, second)}
     expect(len(seen) == 2, "another id than that of the response before", second)
     for _ in range(2):
@@ -84,14 +84,14 @@ async def ids(server: Server) -> None:
 async def model(server: Server) -> None:
     name = await server.model()
     streamed, events = await _chunks(server)
-    for response in (await generated(server), await _complete(server)):
+    for response in (await succeeded(server.generate()), await _complete(server)):
         expect(response.object.get("model") == name, f"the model {name}", response)
     expect({event.get("model") for event in events} == {name}, f"the model {name} in all chunks", streamed)
 
 
 @_rule("openai.usage", "total_tokens is prompt_tokens plus completion_tokens.", sources.OPENAI_CHAT)
 async def usage(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     match response.object.get("usage"):
         case {"prompt_tokens": int(a), "completion_tokens": int(b), "total_tokens": int(c)} if (
             a > 0 and 0 < b <= 8 and a + b == c
@@ -102,7 +102,7 @@ async def usage(server: Server) -> None:
 
 @_rule("openai.finish-reason", "A response that ends at max_tokens has the finish_reason length.", sources.OPENAI_CHAT)
 async def finish_reason(server: Server) -> None:
-    response = await generated(server, tokens=2)
+    response = await succeeded(server.generate(tokens=2))
     expect(_choice(response.object).get("finish_reason") == "length", "the finish_reason length", response)
 
 
@@ -197,7 +197,7 @@ async def unknown_model(server: Server) -> None:
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     for value in (word, [word]):
-        response = await generated(server, tokens=16, more={"stop": value})
+        response = await succeeded(server.generate(tokens=16, more={"stop": value}))
         expect(word not in str(text_of(response.value)), f"text before {word!r}", response)
         expect(_choice(response.object).get("finish_reason") == "stop", "the finish_reason stop", response)
 
@@ -205,7 +205,7 @@ async def stop(server: Server) -> None:
 @_rule("openai.content-parts", "A message's content may be a list of parts.", sources.OPENAI_CHAT)
 async def content_parts(server: Server) -> None:
     parts = [{"type": "text", "text": PROMPT}]
-    await generated(server, more={"messages": [{"role": "user", "content": parts}]})
+    await succeeded(server.generate(more={"messages": [{"role": "user", "content": parts}]}))
 
 
 @_rule("openai.completion", "POST /v1/completions returns a text_completion.", sources.OPENAI_COMPLETIONS)

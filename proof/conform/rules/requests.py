@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from proof.conform import sources
 from proof.conform.dialects import Body, GenerationApi, change, piece_of, text_of
 from proof.conform.exchange import Response, excerpt
-from proof.conform.rule import Failed, expect, expect_refused, expect_response, generated, greedy, rule, skip
+from proof.conform.rule import Failed, expect, expect_refused, expect_response, greedy, rule, skip, succeeded
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 from proof.replay.comparison import Class, Seen, Traits, class_of, findings
@@ -25,7 +25,7 @@ _ENOUGH = 0.05
 
 
 async def stream(server: Server, tokens: int = 8) -> Response:
-    response = await generated(server, tokens=tokens, stream=True)
+    response = await succeeded(server.generate(tokens=tokens, stream=True))
     expect(response.events, "a stream of JSON lines or events", response)
     return response
 
@@ -105,7 +105,7 @@ async def same_text(server: Server) -> None:
 @rule("stream.characters", "Every event is valid UTF-8: no character is split over two events.", sources.SSE)
 async def characters(server: Server) -> None:
     prompt = "日本語 ünï 👩‍🚀 façade 東京 🙂 naïve Ω " * 2
-    response = await generated(server, prompt, 24, stream=True)
+    response = await succeeded(server.generate(prompt, 24, stream=True))
     try:
         codecs.decode(response.body, "utf-8", "strict")
     except UnicodeDecodeError as error:
@@ -399,7 +399,7 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     """
 
     async def seconds_once() -> float:
-        return (await generated(server, tokens=16)).seconds
+        return (await succeeded(server.generate(tokens=16))).seconds
 
     async def fastest() -> float:
         return min([await seconds_once() for _ in range(3)])

@@ -15,9 +15,9 @@ from proof.conform.rule import (
     expect_logprob,
     expect_response,
     expect_status,
-    generated,
     rule,
     stop_word,
+    succeeded,
 )
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
@@ -29,14 +29,14 @@ _CHAT = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max
 
 
 async def _events(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
-    response = await generated(server, stream=True, more={"parameters": parameters})
+    response = await succeeded(server.generate(stream=True, more={"parameters": parameters}))
     expect(response.events and all("token" in event for event in response.events), "events with a token", response)
     return response, response.events
 
 
 @_rule("tgi.generate", "POST /generate returns an object with only generated_text.", sources.TGI)
 async def generate(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     expect(set(response.object) == {"generated_text"}, '{"generated_text": "…"}', response)
 
 
@@ -191,7 +191,7 @@ async def stop(server: Server) -> None:
 
 @_rule("tgi.full-text", "return_full_text puts the prompt before the text.", sources.TGI)
 async def full_text(server: Server) -> None:
-    response = await generated(server, more={"parameters": {"return_full_text": True}})
+    response = await succeeded(server.generate(more={"parameters": {"return_full_text": True}}))
     expect(str(response.object.get("generated_text")).startswith(PROMPT), "the prompt, then the text", response)
 
 
@@ -224,7 +224,7 @@ async def tokenize(server: Server) -> None:
     sources.TGI_ROUTER,
 )
 async def headers(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     header_names = ("x-compute-characters", "x-generated-tokens", "x-total-time")
     missing = [name for name in header_names if name not in response.headers]
     expect(not missing, f"the headers {', '.join(header_names)}; {', '.join(missing)} are missing", response)
@@ -236,7 +236,7 @@ async def headers(server: Server) -> None:
     sources.TGI_METRICS,
 )
 async def metrics(server: Server) -> None:
-    await generated(server)
+    await succeeded(server.generate())
     response = expect_response(await server.get("/metrics"))
     names = {name.partition("{")[0] for name in samples(response)}
     expected_names = {"tgi_request_count", "tgi_queue_size", "tgi_batch_current_size"}

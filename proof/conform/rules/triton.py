@@ -17,9 +17,9 @@ from proof.conform.rule import (
     expect_refused,
     expect_response,
     expect_status,
-    generated,
     rule,
     skip,
+    succeeded,
 )
 from proof.conform.server import PROMPT, Server
 
@@ -54,7 +54,7 @@ async def server_metadata(server: Server) -> None:
 
 @_rule("triton.generate", "A response has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
-    response = await generated(server)
+    response = await succeeded(server.generate())
     name = await server.model()
     match response.value:
         case {"model_name": str(own), "model_version": str(), "text_output": str()} if own == name:
@@ -64,15 +64,15 @@ async def generate(server: Server) -> None:
 
 @_rule("triton.id", "A response has the id of its request, and no id if the request has none.", sources.TRITON)
 async def id_(server: Server) -> None:
-    response = await generated(server, more={"id": "42"})
+    response = await succeeded(server.generate(more={"id": "42"}))
     expect(response.object.get("id") == "42", 'id "42"', response)
-    response = await generated(server)
+    response = await succeeded(server.generate())
     expect("id" not in response.object, "no id", response)
 
 
 @_rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON)
 async def stream(server: Server) -> None:
-    response = await generated(server, stream=True)
+    response = await succeeded(server.generate(stream=True))
     expect(response.events and b"[DONE]" not in response.body, "events without [DONE]", response)
     for event in response.events:
         expect_fields(response, event, "model_name", "model_version", "text_output")
