@@ -42,10 +42,7 @@ def send(channel: socket.socket, message: Any) -> None:
     Raises:
         ChannelClosed: the other end is closed.
     """
-    data = encode(message)
-    if (size := send_some(channel, data)) < len(data):
-        wait(channel, writable=True)
-        send_all(channel, memoryview(data)[size:])
+    send_all(channel, encode(message))
 
 
 def send_all(channel: socket.socket, data: bytes | memoryview) -> None:

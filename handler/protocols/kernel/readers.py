@@ -131,7 +131,7 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
 
 
 def digits(least: int, most: int) -> Callable[[str], int]:
-    """Return a reader of integers that are sent as text of at most nine digits, as in a query or a form."""
+    """Return a reader of integers that are sent as text of at most nine digits, as in a query."""
     plain = integer(least, most)
 
     def read(text: str) -> int:

@@ -126,7 +126,7 @@ class InputReader(TurnsReader):
             for index, item in enumerate(self.history)
             if not _is_skipped(item)
         ]
-        paths = map(ItemPath((self.field,), _without_colon).at, range(len(input)))
+        paths = [item_path(self.field, index) for index in range(len(input))]
         sent = [(path, self._resolved(item, path)) for path, item in zip(paths, input, strict=True)]
         self._read_items = after_compaction([*stored, *sent])
         for at, item in self._read_items:
