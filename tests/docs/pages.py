@@ -106,7 +106,7 @@ _WHERE = "See [where options come from](options.md#where-options-come-from)."
 
 
 def options_by_engine(text: str) -> dict[str, str]:
-    """Return a page for each engine of docs/options.md: the table of all engines, then its own tables."""
+    """Return a page for each engine, of docs/options.md with all tables: that of all engines, then its own."""
     tables = {"": text.partition("<!-- tables: begin -->")[2].partition("\n## ")[0]}
     for heading in headings(text):
         if heading.startswith("Only with "):

@@ -1,6 +1,6 @@
 """MkDocs's hook: the repository's layout, GitHub's Markdown and anchors, and no asset from another server.
 
-It adds a stylesheet, and a page of options for each engine, which the page of all options links to.
+It adds a stylesheet, the tables of all options, and a page of options for each engine.
 """
 
 import logging
@@ -10,11 +10,13 @@ from typing import Any
 import pages  # beside this file
 from mkdocs.structure.files import File, InclusionLevel
 
+from tests.docs.options import with_all  # `python -m mkdocs` finds it in the working directory
+
 STYLES = "assets/site.css"
 OPTIONS = "docs/options.md"
 BOOSTS = {
     **dict.fromkeys((OPTIONS, "docs/troubleshooting.md"), 30),  # first for a name or a message
-    **dict.fromkeys(("docs/own-model.md", "docs/container.md", "docs/hosting.md"), 5),
+    **dict.fromkeys(("docs/own-model.md", "docs/container.md", "docs/serving.md"), 5),
     **dict.fromkeys(("proof/RESULTS.md", "CHANGELOG.md", "docs/verified.md"), 0.2),
 }
 """Factors of pages in a search; 1 for others."""
@@ -37,7 +39,7 @@ def on_files(files: Any, config: Any) -> None:
         place = place.removeprefix("docs/") if name.startswith("docs/") else f"repository/{place}"
         files.append(File(*arguments, dest_uri=place))
     files.append(File.generated(config, STYLES, content=Path(__file__).with_name("site.css").read_text()))
-    for engine, text in pages.options_by_engine((pages.ROOT / OPTIONS).read_text()).items():
+    for engine, text in pages.options_by_engine(with_all((pages.ROOT / OPTIONS).read_text())).items():
         page = File.generated(config, f"docs/options-{engine}.md", content=text, inclusion=InclusionLevel.NOT_IN_NAV)
         page.dest_uri = page.dest_uri.removeprefix("docs/")
         files.append(page)
@@ -47,6 +49,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri in BOOSTS:
         page.meta["search"] = {"boost": BOOSTS[page.file.src_uri]}
     if page.file.src_uri == OPTIONS:
+        markdown = with_all(markdown).replace("## The most used options", "## All options", 1)
         engines = pages.options_by_engine(markdown)
         links = ", ".join(f"[{engine}](options-{engine}.md)" for engine in engines)
         markdown = markdown.replace("<!-- tables: begin -->", f"All options of one engine, to print: {links}.\n", 1)

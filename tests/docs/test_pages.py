@@ -14,6 +14,7 @@ from handler.config.engines import ENGINES
 from handler.config.options import SERVER_ENVIRONMENT
 from handler.config.options.names import find_option, key_of
 from handler.config.options.option import Gone
+from tests.docs.options import with_all
 from tests.docs.pages import (
     MAX_WORDS,
     ROOT,
@@ -376,7 +377,7 @@ def test_the_defaults_are_the_codes() -> None:
 
 
 def test_the_site_has_a_page_of_options_for_each_engine() -> None:
-    found = options_by_engine((ROOT / "docs" / "options.md").read_text())
+    found = options_by_engine(with_all((ROOT / "docs" / "options.md").read_text()))
     assert found.keys() == ENGINES.keys()
     assert all("(options.md#where-options-come-from)" in page for page in found.values())
     names = {engine: re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) for engine, page in found.items()}
