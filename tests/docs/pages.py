@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md", "LICENSE"),
     *("Dockerfile", "serving.properties", "examples/**/*.*", "handler/*/README.md", "proof/RESULTS.md"),
 )
 """Files outside of docs/ that belong to the documents."""
