@@ -1,4 +1,4 @@
-"""AGENTS.md fits a screen, and names only targets of make, paths and commands that exist. So do README.md's commands."""
+"""AGENTS.md fits a screen, and names only paths, commands and targets of make that exist."""
 
 from __future__ import annotations
 
