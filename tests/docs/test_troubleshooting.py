@@ -74,7 +74,6 @@ SECTIONS = (
     "Failed: the engine or the server",
     "The engine is lost",
     "Under DJL Serving",
-    "Before the start",
 )
 MESSAGES = [span for title in SECTIONS for cell, *_ in rows(title) for span in spans(cell) if " " in span]
 
