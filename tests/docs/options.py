@@ -44,7 +44,7 @@ def with_all(page: str) -> str:
     for engines in sorted({engines_of(option) for option in options} - {()}):
         those = [option for option in options if engines_of(option) == engines]
         parts.append(f"## Only with {_enumerate(engines)}\n{_of_engines(those)}")
-    return fill(page, "tables", "\n".join(parts))
+    return fill(page, "tables", "\n".join(parts)).replace("## The most used options", "## All options", 1)
 
 
 def _enumerate(names: Sequence[str]) -> str:
