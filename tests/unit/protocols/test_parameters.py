@@ -37,7 +37,7 @@ from handler.protocols.lmi.request import TABLE as LMI_TABLE
 from handler.protocols.openai import request as openai_parameters
 from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.openai.request import HARMLESS
-from handler.protocols.registry import INVOCATIONS, ROOTS
+from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tgi import mindie
@@ -281,8 +281,13 @@ def test_every_field_of_openais_that_has_an_effect_has_its_row() -> None:
     assert {"user", "metadata", "store", "reasoning_effort"} <= harmless
     every = {*harmless, "model", "stream", "stream_options"}
     tools = {"tools", "tool_choice", "parallel_tool_calls"}
-    check(found["chat"], {*effective(openai_parameters.CHAT.parameters), *every, *tools, "messages"}, f"{OPENAI}, chats")
-    check(found["completions"], {*effective(openai_parameters.COMPLETIONS.parameters), *every, "prompt"}, f"{OPENAI}, completions")
+    own = {"chat": {*every, *tools, "messages"}, "completions": {*every, "prompt"}}
+    parameters = {"chat": openai_parameters.CHAT.parameters, "completions": openai_parameters.COMPLETIONS.parameters}
+    paths = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+    for route, names in found.items():
+        check(names, effective(parameters[route]) | own[route], f"{OPENAI}, {route}")
+        shape = ROUTES[paths[route]].description.request_shape(ServerContext(engine="echo"))
+        assert shape["properties"].keys() >= parameters[route].keys()
 
 
 def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
