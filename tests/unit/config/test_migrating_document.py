@@ -1,6 +1,6 @@
 """`lmi options NAME` has an answer to every name of LMI, TGI, Triton and AWS's images, as docs/migrating/ says.
 
-`python -m tests.unit.config.test_migrating_document` rewrites the pages' tables.
+`python -m tests.unit.config.test_migrating_document` rewrites the table of Triton's parameters.
 """
 
 from __future__ import annotations
