@@ -200,7 +200,7 @@ def test_component(sdk: Sdk, program: Program, control: Any) -> None:
 
 
 def djl_model(program: Program) -> None:
-    """The table has each of the variables, and this server reads all of them."""
+    """The page has each of the variables, and this server reads all of them."""
     code = """
 import json
 from sagemaker.djl_inference import DJLModel
@@ -214,8 +214,8 @@ print(json.dumps(DJLModel(
     found = read_config(environ=environ)
     assert not found.problems
     without_effect = {name for name in environ if any(name in warning for warning in found.config.warnings)}
-    table = PAGE.partition("| argument of `DJLModel`")[2].partition("\n\n")[0]
-    assert set(re.findall("`([A-Z_]+)`", table)) == environ.keys() - without_effect
+    listed = PAGE.partition("**`DJLModel`**")[2].partition("\n")[0]
+    assert set(re.findall("`([A-Z_]+)`", listed)) == environ.keys() - without_effect
 
 
 def serializers(program: Program) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from deploy.data import table as triton
@@ -18,8 +17,6 @@ from tests.docs.pages import fill, table
 
 TRITON = Path(__file__).parents[3] / "docs" / "migrating" / "triton.md"
 ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has none"
-_PAGE = re.compile(r"\(documentation: ([\w-]+)\)")
-_LINK = r"([\1](../\1.md))"
 
 SERVER = """
 engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
@@ -94,15 +91,12 @@ def _lmi() -> set[str]:
 
 
 def _parameters() -> str:
-    """Return a table of the parameters of config.pbtxt that need a change; `lmi deploy adopt` reads the same table."""
+    """Return a table of the parameters of config.pbtxt that have another name here, and a list of the missing ones."""
     parameters = triton("triton")
-    rows = [(name, f"`{option}`") for name, option in parameters["same"].items() if f"option.{name}" != option]
-    rows += [(name, _PAGE.sub(_LINK, f"missing; {reason}")) for name, reason in parameters["missing"].items()]
-    by: dict[str, list[str]] = {}
-    for name, instead in rows:
-        template = f" (template: `{parameters['templates'][name]}`)" if name in parameters["templates"] else ""
-        by.setdefault(instead, []).append(f"`{name}`{template}")
-    return table(("parameter", "here"), [(", ".join(names), instead) for instead, names in by.items()])
+    renamed = {name: option for name, option in parameters["same"].items() if f"option.{name}" != option}
+    rows = ((f"`{name}`", f"`{option}`") for name, option in renamed.items())
+    missing = ", ".join(f"`{name}`" for name in parameters["missing"])
+    return f"{table(('parameter', 'here'), rows)}\nMissing: {missing}.\n"
 
 
 def _vllm() -> list[str]:
