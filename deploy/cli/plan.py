@@ -152,8 +152,8 @@ def _print_schema(arguments: argparse.Namespace) -> int:
         print(json.dumps(schema(), indent=2))
         return 0
     rows = {name: fields_of(name) for name in arguments.names}
-    if unknown := [name for name, found in rows.items() if not found]:
+    if unknown := [name for name, fields in rows.items() if not fields]:
         raise SpecError(f"{unknown[0]}: the specification has no such section or field")
-    for found in rows.values():
-        print("\n".join(f"{name}: {meaning}" for name, meaning in found))
+    for fields in rows.values():
+        print("\n".join(f"{name}: {meaning}" for name, meaning in fields))
     return 0

@@ -24,20 +24,20 @@ def fields() -> list[tuple[str, str]]:
 
 def fields_of(name: str) -> list[tuple[str, str]]:
     """Return the fields whose dotted name has a part with this name: `scaling`, `model.id`, `ami`."""
-    wanted = f".{name.replace('[]', '')}."
-    return [row for row in fields() if wanted in f".{row[0].replace('[]', '')}."]
+    part = f".{name.replace('[]', '')}."
+    return [row for row in fields() if part in f".{row[0].replace('[]', '')}."]
 
 
 def _fields(
     section: dict[str, Any], whole: dict[str, Any], prefix: str, seen: set[str] | None = None
 ) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield each field. Those of a section that is in several places are listed in the first."""
+    """Yield each field. A section that several sections use is listed once."""
     seen = set() if seen is None else seen
     for name, field in section["properties"].items():
         yield f"{prefix}{name}", field, name in section.get("required", ())
-        for one in _branches(field):
-            many = "[]" if one.get("type") == "array" else ""
-            item = one.get("items", one)
+        for branch in _branches(field):
+            many = "[]" if branch.get("type") == "array" else ""
+            item = branch.get("items", branch)
             below = _resolved(item, whole)
             if "properties" in below and item["$ref"] not in seen:
                 seen.add(item["$ref"])
@@ -45,11 +45,11 @@ def _fields(
 
 
 def _branches(field: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for key in ("anyOf", "oneOf") for one in field.get(key, ())] or [field]
+    return [branch for key in ("anyOf", "oneOf") for branch in field.get(key, ())] or [field]
 
 
-def _resolved(one: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    return dict(whole["$defs"][one["$ref"].rpartition("/")[2]]) if "$ref" in one else one
+def _resolved(field: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    return dict(whole["$defs"][field["$ref"].rpartition("/")[2]]) if "$ref" in field else field
 
 
 def _values(name: str, field: dict[str, Any], whole: dict[str, Any], required: bool) -> str:
@@ -58,20 +58,20 @@ def _values(name: str, field: dict[str, Any], whole: dict[str, Any], required: b
         return ", ".join(
             below for branch in _branches(field) for below in _resolved(branch, whole).get("properties", ())
         )
-    kinds = [_kind(one, whole) for one in _branches(field)]
+    kinds = [_kind(branch, whole) for branch in _branches(field)]
     return "; ".join(filter(None, [*kinds, "required" if required else _default(field)]))
 
 
-def _kind(one: dict[str, Any], whole: dict[str, Any]) -> str:
-    if "properties" in _resolved(one, whole):
+def _kind(field: dict[str, Any], whole: dict[str, Any]) -> str:
+    if "properties" in _resolved(field, whole):
         return ""
-    if "enum" in one:
-        return ", ".join(str(value) for value in one["enum"])
-    match one["type"]:
-        case "array" if "properties" not in _resolved(one["items"], whole):
+    if "enum" in field:
+        return ", ".join(str(value) for value in field["enum"])
+    match field["type"]:
+        case "array" if "properties" not in _resolved(field["items"], whole):
             return "a list"
         case "integer" | "number":
-            return _bounds(one)
+            return _bounds(field)
         case _:
             return ""
 
@@ -82,9 +82,9 @@ def _meaning(field: dict[str, Any], whole: dict[str, Any], values: str) -> str:
     return f"{description.removesuffix('.')} ({values})." if values else description
 
 
-def _bounds(one: dict[str, Any]) -> str:
+def _bounds(field: dict[str, Any]) -> str:
     """Return the numbers that a field takes; empty if any number of at least 0 or 1 is valid."""
-    minimum, maximum = one.get("minimum", 0), one.get("maximum")
+    minimum, maximum = field.get("minimum", 0), field.get("maximum")
     if maximum is not None:
         return f"{minimum:g} to {maximum:g}"
     return f"from {minimum:g}" if minimum not in (0, 1) else ""
