@@ -340,4 +340,4 @@ def test_delete(sdk: Sdk, program: Program, control: Any) -> None:
 
 
 def test_the_tested_versions_are_on_the_page(sdk: Sdk) -> None:
-    assert f"{sdk.package} {version(sdk.package)} |" in PAGE
+    assert f"tested with {sdk.package} {version(sdk.package)}\n" in PAGE

@@ -91,12 +91,11 @@ def _lmi() -> set[str]:
 
 
 def _parameters() -> str:
-    """Return a table of the parameters of config.pbtxt that have another name here, and a list of the missing ones."""
+    """Return a table of the parameters of config.pbtxt that have another name here."""
     parameters = triton("triton")
     renamed = {name: option for name, option in parameters["same"].items() if f"option.{name}" != option}
     rows = ((f"`{name}`", f"`{option}`") for name, option in renamed.items())
-    missing = ", ".join(f"`{name}`" for name in parameters["missing"])
-    return f"{table(('parameter', 'here'), rows)}\nMissing: {missing}.\n"
+    return table(("parameter", "here"), rows)
 
 
 def _vllm() -> list[str]:
