@@ -40,7 +40,7 @@ DOCUMENT = DOCUMENTS / "README.md"
 DIALECTS = {
     "[LMI](lmi.md)": ("lmi", "tgi_compat", "dynamic_batch"),
     "[LMI's async mode](async.md)": ("lmi_async", "lmi_async_chat", "lmi_async_completions"),
-    "[LMI's chat](chat.md)": ("lmi_chat", "tgi_compat_chat", "dynamic_batch_chat"),
+    "[LMI's chat](openai.md#lmis-chat)": ("lmi_chat", "tgi_compat_chat", "dynamic_batch_chat"),
     "[OpenAI](openai.md)": ("openai_chat", "openai_completions"),
     "[OpenAI's Responses](responses.md)": ("openai_responses", "openai_responses_count", "openai_responses_compact"),
     "[Anthropic](anthropic.md)": ("anthropic_messages", "anthropic_count"),
@@ -194,10 +194,11 @@ def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
     assert not alone, f"{', '.join(alone)}: add a row to {here}, or a link to docs/wire/README.md"
 
 
-def test_every_family_of_thoughts_has_its_row() -> None:
+def test_the_families_of_thoughts_that_have_a_row_exist() -> None:
     rows = re.findall(r"^\| (`.+?) \|", section("reasoning.md#reasoning"), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(named) == sorted(REASONING_PARSERS)
+    assert len(named) == len(set(named)) > 6
+    assert set(named) < set(REASONING_PARSERS), "`lmi options reasoning_parser` lists the others"
 
 
 if __name__ == "__main__":
