@@ -330,7 +330,7 @@ EXCEPTIONS = {
     "option.entryPoint": "DJL Serving reads it; the embedded server takes a few values",
     "option.cluster_size": "LMI's, as an example of a refused one",
     **dict.fromkeys(
-        ("option.sessions_s3url",),
+        ("option.sessions_s3url", "option.bedrock_compat", "option.q_format"),
         "LMI's, named as refused",
     ),
     "option.max_model_length": "misspelt, to show the message",

@@ -241,7 +241,7 @@ class Options:
     # the rest
     engine_isolation: str = option(choice_of("auto", "process", "thread"), "auto", "where the engine runs: process or thread; auto runs echo in a thread and other engines in a separate process")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
-    capture_requests: str | None = option(path, None, "directory where requests and their responses are captured (capture.md); by default none")
+    capture_requests: str | None = option(path, None, "directory where requests and their responses are captured (replay.md); by default none")
     capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
     capture_file_mb: int = option(integer(1, 1 << 20), 64, "maximum MiB of a capture file; beyond it, a new file begins")
     capture_total_mb: int = option(integer(1, 1 << 30), 1024, "maximum MiB of all capture files; beyond it, the oldest are deleted")
