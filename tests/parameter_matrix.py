@@ -22,8 +22,8 @@ from tests.servers import LiveServer
 
 DOCUMENTS = Path(__file__).parents[1] / "docs" / "wire"
 
-PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "tensors.md#input-tensors", "openai.md#request"
-TGI, MINDIE = "tgi.md#parameters", "mindie.md#parameters"
+PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "other.md#input-tensors", "openai.md#request"
+TGI, MINDIE = "tgi.md#parameters", "other.md#mindies-parameters"
 
 Values = dict[str, tuple[Any, dict[str, Any]]]
 

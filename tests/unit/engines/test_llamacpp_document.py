@@ -14,7 +14,7 @@ from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, completion, g
 from handler.engines.llamacpp.schema import schema_grammar
 from tests.docs.pages import ROOT, fill
 from tests.parameter_matrix import FIELD_VALUES
-from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, cell
+from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, parameters
 
 DOCUMENT = ROOT / "docs" / "llamacpp.md"
 LEG = Leg([1], 5)
@@ -24,13 +24,7 @@ BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids", "presence
 
 
 def render() -> str:
-    by_cell: dict[str, list[str]] = {}
-    for field in Sampling._fields:
-        if field not in HANDLERS_OWN:
-            by_cell.setdefault(cell(CAPABILITIES, field), []).append(f"`{NAMES.get(field, field)}`")
-    rows = [f"| {', '.join(names)} | {found} |" for found, names in by_cell.items()]
-    table = "\n".join(["| parameters | `llama-server` |", "|---|---|", *rows, ""])
-    return fill(DOCUMENT.read_text(), "llamacpp parameters", table)
+    return fill(DOCUMENT.read_text(), "llamacpp parameters", parameters({"`llama-server`": CAPABILITIES}))
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:

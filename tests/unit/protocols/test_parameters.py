@@ -223,7 +223,7 @@ def test_too_many_beams_are_refused_by_the_clients_own_name() -> None:
 
 
 TRITON, OPENAI = "triton.md#inputs", "openai.md#request"
-EMBEDDINGS = ("embeddings.md#openais-embeddings", "embeddings.md#teis-routes", "embeddings.md#rerank")
+EMBEDDINGS = ("../embeddings.md#openais-embeddings", "../embeddings.md#teis-routes", "../embeddings.md#rerank")
 
 
 def check(rows: Collection[str], read: Collection[str], heading: str, values: Collection[str] | None = None) -> None:
@@ -258,10 +258,12 @@ def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
 
 def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     rows = table(TRITON)
-    check(rows, INPUTS, TRITON)
+    plain = {name: short for name in INPUTS if (short := name.removeprefix("sampling_param_")) in INPUTS}
+    check(rows, {plain.get(name, name) for name in INPUTS}, TRITON)
+    assert all(INPUTS[name].parameter.field == INPUTS[short].parameter.field for name, short in plain.items())
     for name, row in rows.items():
         if known := row["as"].strip("`"):
-            known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
+            known = name if known == "the same name" else known
             assert INPUTS[name].parameter.field == LMI_TABLE.parameters[known].field, name
         assert row["meaning"].startswith("refused") == _refuses(name), name
 

@@ -195,18 +195,20 @@ def cell(api: str, name: str, server: str) -> str:
     return NOTES[server].get(name, "yes")
 
 
-def rows(api: str) -> list[tuple[str, ...]]:
-    """The rows of an API's table. Parameters with the same cells share one."""
+def rows() -> list[tuple[str, ...]]:
+    """The rows of the table: parameters whose outcomes depend on the server. Those with the same cells share one."""
     same: dict[tuple[str, ...], list[str]] = {}
-    for name in APIS[api][2]:
-        same.setdefault(tuple(cell(api, name, server) for server in SERVERS), []).append(f"`{name}`")
+    for api in APIS:
+        for name in APIS[api][2]:
+            cells = tuple(cell(api, name, server) for server in SERVERS)
+            if len({*cells}) > 1:
+                names = same.setdefault(tuple(text.partition(":")[0] for text in cells), [])
+                names += [] if f"`{name}`" in names else [f"`{name}`"]
     return [(", ".join(names), *cells) for cells, names in same.items()]
 
 
 def render(text: str) -> str:
-    for api in APIS:
-        text = fill(text, api, table(("parameters", *SERVERS), rows(api)))
-    return text
+    return fill(text, "servers", table(("parameters", *SERVERS), rows()))
 
 
 def test_the_document_is_up_to_date() -> None:
