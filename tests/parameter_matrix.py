@@ -240,7 +240,7 @@ def expected(heading: str, engine: str, name: str, unmet: Collection[str]) -> st
     """
     rows = table(heading)
     assert name in rows, f"docs/wire/{heading} needs a row for `{name}`"
-    if heading == MINDIE and "no effect" in rows[name]["type and range"]:
+    if heading == MINDIE and "no effect" in rows[name]["type and range (default)"]:
         return "ignored"
     condition = refusing(heading, name).get(engine)
     if name in unmet:

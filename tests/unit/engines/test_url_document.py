@@ -35,7 +35,7 @@ NAMES = {
     "return_generation_logits": "outputs: generation_logits",
 }
 BODIES = {**{name: kind.body for name, kind in completions.KINDS.items()}, "sglang": generate}
-"""The kinds with a column in the table, and what makes the body of a request."""
+"""The kinds, and what makes the body of a request; test_llamacpp_parameters.py has llama.cpp's."""
 OWN_PAGES = {"llamacpp"}
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": 'root ::= "c"', "choice": '["a"]'}
 
@@ -68,7 +68,7 @@ def parameters(kinds: Mapping[str, Capabilities]) -> str:
 
 def render() -> str:
     """Return the page with the tables of both engines."""
-    page = fill(DOCUMENT.read_text(), "parameters", parameters({kind: _able(kind) for kind in BODIES}))
+    page = fill(DOCUMENT.read_text(), "parameters", parameters({kind: _able(kind) for kind in KINDS}))
     able = {name: one.capabilities for name, one in CONTRACTS.items()}
     return fill(page, "grpc parameters", table(("parameters and features", *able), [*rows(able), *_features()]))
 

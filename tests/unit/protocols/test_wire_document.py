@@ -13,7 +13,6 @@ from handler.config.options.tables import REASONING_PARSERS
 from handler.core.errors import (
     FormatterFailed,
     GenerationFailed,
-    InternalError,
     InvalidParameter,
     ModelNotFound,
     NotJson,
@@ -21,7 +20,6 @@ from handler.core.errors import (
     PromptTooLong,
     ServingError,
     TooLarge,
-    TooSlow,
     Unauthorized,
     Unavailable,
     UnsupportedMedia,
@@ -71,13 +69,11 @@ ERRORS: dict[str, tuple[ServingError, ...]] = {
     "the prompt, alone or with its answer, is too long": (PromptTooLong("inputs", 9, 8),),
     "the API key is missing or wrong": (Unauthorized("no key"),),
     "unknown model": (ModelNotFound("other"),),
-    "the body does not arrive within `option.client_timeout`": (TooSlow("the body did not arrive"),),
     "the body is too large": (TooLarge("the body is too large"),),
     "unsupported content type or encoding": (UnsupportedMedia("text/html"),),
     "the queue is full, or the wait exceeds `option.predict_timeout`": (Overloaded("the queue is full"),),
     "the engine is loading or down, or the server is stopping": (Unavailable("the engine is not ready"),),
     "the engine or a model.py's formatter failed": (GenerationFailed("the engine raised"), FormatterFailed("x")),
-    "a bug in the server": (InternalError("internal error"),),
 }
 """A row of the table of errors -> those that it is about."""
 
