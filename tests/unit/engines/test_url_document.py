@@ -30,13 +30,13 @@ NAMES = {
     "min_new_tokens": "min_tokens",
     "bad_sequences": "bad_words",
     "structured_output": "structured output",
-    "prompt_logprobs": "prompt_logprobs",
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
 }
 BODIES = {**{name: kind.body for name, kind in completions.KINDS.items()}, "sglang": generate}
-"""The kinds, and what makes the body of a request; test_llamacpp_parameters.py has llama.cpp's."""
-OWN_PAGES = {"llamacpp"}
+"""A kind -> what makes the body of a request."""
+OWN_TESTS = {"llamacpp"}
+"""Kinds whose requests other tests hold against their capabilities."""
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": 'root ::= "c"', "choice": '["a"]'}
 
 
@@ -52,7 +52,7 @@ def cell(able: Capabilities, field: str) -> str:
 
 
 def rows(kinds: Mapping[str, Capabilities]) -> list[tuple[str, ...]]:
-    """Return the rows of a table of parameters, without those that each kind has. Those with the same cells share one."""
+    """Return a row for each outcome of parameters, without the parameters that each kind supports."""
     same: dict[tuple[str, ...], list[str]] = {}
     for field in [field for field in Sampling._fields if field not in HANDLERS_OWN]:
         cells = tuple(cell(able, field) for able in kinds.values())
@@ -92,7 +92,7 @@ def test_the_document_names_every_option() -> None:
 
 def test_what_is_not_refused_changes_the_request() -> None:
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
-    assert BODIES.keys() == KINDS.keys() - OWN_PAGES, "a kind needs a column"
+    assert BODIES.keys() == KINDS.keys() - OWN_TESTS, "a kind needs the body of a request"
     for kind, body in BODIES.items():
         unsupported = _able(kind).unsupported
         plain = body("m", [1], Sampling(**base))
