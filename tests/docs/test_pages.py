@@ -44,7 +44,7 @@ TASKS = {
     "stream with boto3": ([INDEX, "docs/first-endpoint.md"], "7. Stream", "invoke_endpoint_with_response_stream"),
     "see the metrics": ([INDEX, "docs/monitoring.md"], "Look at the numbers", "/metrics"),
     "set up four GPUs": ([INDEX, "docs/scaling.md"], "Several GPUs", "option.replicas"),
-    "write a formatter": ([INDEX, "docs/formatters.md"], "Write responses", "@output_formatter"),
+    "write a formatter": ([INDEX, "docs/custom-code.md"], "Write responses", "@output_formatter"),
 }
 """A newcomer's task: the pages from the index to its end, the heading there, and what is below it."""
 MAX_PAGES = 3

@@ -223,7 +223,7 @@ def test_too_many_beams_are_refused_by_the_clients_own_name() -> None:
 
 
 TRITON, OPENAI = "triton.md#inputs", "openai.md#request"
-EMBEDDINGS = ("embeddings.md#openais-embeddings", "embeddings.md#teis-routes", "embeddings.md#rerank")
+EMBEDDINGS = ("../embeddings.md#openais-embeddings", "../embeddings.md#teis-routes", "../embeddings.md#rerank")
 
 
 def check(rows: Collection[str], read: Collection[str], heading: str, values: Collection[str] | None = None) -> None:
@@ -258,12 +258,13 @@ def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
 
 def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     rows = table(TRITON)
-    check(rows, INPUTS, TRITON)
+    plain = {name: short for name in INPUTS if (short := name.removeprefix("sampling_param_")) in INPUTS}
+    check(rows, {plain.get(name, name) for name in INPUTS if not _refuses(name)}, TRITON)
+    assert all(INPUTS[name].parameter.field == INPUTS[short].parameter.field for name, short in plain.items())
     for name, row in rows.items():
         if known := row["as"].strip("`"):
-            known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
+            known = name if known == "the same name" else known
             assert INPUTS[name].parameter.field == LMI_TABLE.parameters[known].field, name
-        assert row["meaning"].startswith("refused") == _refuses(name), name
 
 
 def effective(parameters: Mapping[str, Parameter]) -> set[str]:
@@ -295,9 +296,11 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
         re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
     )
     fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
-    check(fields, {*OpenAiEmbeddings.table.parameters, "input", "messages", "model", "user"}, EMBEDDINGS[0])
+    of_chats = {"messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
+    of_texts = _with_effect(OpenAiEmbeddings.table.parameters) | {"input", "model", "user"}
+    check(fields, of_texts | of_chats, EMBEDDINGS[0])
     fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
-    check(fields, {*rerank.TABLE.parameters, "query", "documents", "model"}, EMBEDDINGS[2])
+    check(fields, _with_effect(rerank.TABLE.parameters) | {"query", "documents", "model"}, EMBEDDINGS[2])
     of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}
     for names, routes in tei_routes:
         for route in of_route if routes.strip() == "all" else re.findall(r"`(/\w+)`", routes):
@@ -308,6 +311,18 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
         "/rerank": {*tei.RERANK.parameters, "query", "texts"},
         "/predict": {*tei.PREDICT.parameters, "inputs"},
     }
+
+
+def _with_effect(parameters: Mapping[str, Parameter]) -> set[str]:
+    """Return the parameters that accept more than a neutral value. The API's document has the others too."""
+    neutral = set()
+    for name, parameter in parameters.items():
+        with contextlib.suppress(TypeError):  # one that needs the context
+            try:
+                parameter.read("x")
+            except ValueError as error:
+                neutral |= {name} if "is not supported" in str(error) else set()
+    return set(parameters) - neutral
 
 
 def _refuses(name: str) -> bool:
