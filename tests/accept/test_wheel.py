@@ -16,15 +16,18 @@ import pytest
 
 from tests.environment import clean_environment
 from tests.install import environment
+from tests.release import distributions
+from tests.release.checkout import clone
 from tests.servers import http, serve
 
 ROOT = Path(__file__).parents[2]
 OWN = {
-    *("backports", "cryptography", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
+    *("backports_zstd", "cryptography", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
     *("starlette", "uvicorn", "httptools", "uvloop", "websockets"),
 }
 NEEDED = (  # by the wheel without extras, and by what that needs; some on some versions of Python only
-    *OWN,
+    *OWN - {"backports_zstd"},
+    "backports",
     *("anyio", "click", "exceptiongroup", "h11", "idna", "six.py", "sniffio", "typing_extensions.py"),
 )
 
@@ -70,6 +73,49 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     held = {name for name in named if name.startswith(("handler/", "deploy/", "proof/"))}
     files = [path for name in ("handler", "deploy", "proof") for path in (ROOT / name).rglob("*") if path.is_file()]
     assert held == {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
+
+
+def test_the_source_distribution_holds_what_the_wheel_is_built_of(wheel: Path) -> None:
+    [source] = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as found:
+        built = {name for name in found.namelist() if ".dist-info/" not in name}
+    assert held == built | {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of one commit, of the files as they are now."""
+    return clone(tmp_path_factory.mktemp("checkout"))
+
+
+def test_two_builds_of_a_commit_are_equal_under_any_umask(checkout: Path, tmp_path: Path) -> None:
+    built = []
+    for umask in (0o022, 0o077):
+        copy = tmp_path / f"{umask:o}"
+        subprocess.run(["git", "clone", "--quiet", str(checkout), str(copy)], umask=umask, check=True)
+        (copy / "handler" / "left_over.py").touch()
+        command = [sys.executable, "-m", "tests.release.distributions", "dist"]
+        done = subprocess.run(command, cwd=copy, umask=umask, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        built.append({Path(name).name: (copy / name).read_bytes() for name in done.stdout.split()})
+    assert {Path(name).suffix for name in built[0]} == {".whl", ".gz"}
+    assert built[0] == built[1]
+
+
+def test_the_distributions_have_the_commit_that_they_are_built_of(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "README.md").write_text("not committed")
+    wheel, source = distributions.build(checkout, tmp_path)
+    commit = distributions.head(checkout)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(distributions.COMMIT).decode() == f"{commit}\n"
+        archive.extract("handler/__init__.py", tmp_path)
+        archive.extract(distributions.COMMIT, tmp_path)
+    with tarfile.open(source) as sources:
+        assert f"{source.name.removesuffix('.tar.gz')}/{distributions.COMMIT}" in sources.getnames()
+    command = [sys.executable, "-c", "import handler; print(handler.__commit__)"]
+    assert subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout == f"{commit}\n"
 
 
 def test_it_and_the_source_distribution_have_the_license(wheel: Path) -> None:
