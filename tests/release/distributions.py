@@ -1,7 +1,7 @@
 """The source distribution and the wheel of a commit: `python -m tests.release.distributions DIRECTORY [ARGUMENT ...]`.
 
 Two builds of a commit are equal, byte for byte, with any umask. They are made of a copy of the commit, so what else
-lies in the checkout does not count. `handler/commit.txt` has the commit's id in both. ARGUMENTS are those of `uv build`.
+lies in the checkout does not count. `handler/commit.txt` has the commit's id in both. `uv build` gets the ARGUMENTS.
 """
 
 from __future__ import annotations
