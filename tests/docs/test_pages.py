@@ -422,7 +422,7 @@ def test_a_release_s_digests_are_written_where_its_images_are_run(tmp_path: Path
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     digest = f"sha256:{'0' * 64}"
     (tmp_path / "images.json").write_text(json.dumps({"lmi-handler-cpu": digest}))
-    images.main(str(tmp_path / "images.json"), tmp_path)
+    images.main(str(tmp_path / "images.json"), root=tmp_path)
     compose = (tmp_path / "examples" / "hosting" / "compose.yaml").read_text()
     assert f"image: lmi-handler-cpu:{VERSION}@{digest}\n" in compose
     assert (tmp_path / "docs" / "container.md").read_text() == (ROOT / "docs" / "container.md").read_text()

@@ -47,7 +47,7 @@ def named(root: Path, path: Path) -> str:
     return REFERENCE.sub(reference, path.read_text())
 
 
-def main(digests: str = "", root: Path = ROOT) -> int:
+def main(digests: str = "", *, root: Path = ROOT) -> int:
     if digests:
         known = json.loads((root / DIGESTS).read_text())
         given = json.loads(Path(digests).read_text())
