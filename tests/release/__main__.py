@@ -1,8 +1,8 @@
 """What a release consists of, below a directory: `make release`. Nothing is published.
 
 Both distributions, the images `cpu` and `llamacpp` for both architectures as archives, a bill of materials for each,
-the provenance of all, SHA256SUMS, and its signature if a key is given. An image that cannot be built here is left out, and
-named. All is made of the commit, so what is not committed is refused.
+the provenance of all, SHA256SUMS, and its signature if a key is given. An image that cannot be built here is left out,
+and named. All is made of the commit, so what is not committed is refused.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import argparse
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from tests.release import bill, containers, distributions, provenance
 from tests.release.distributions import ROOT, git
@@ -46,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commit, tool = distributions.head(ROOT), bill.tool(given.tools)
     constraints = [word for file in given.build_constraint for word in ("--build-constraint", file)]
     built = distributions.build(ROOT, given.directory, *constraints)
-    needed = bill.pins_of_extra(ROOT, EXTRA)
+    needed = bill.made(tool, ROOT, bill.pins_of_extra(ROOT, EXTRA))
     for path in built:
-        _bill(path, tool, needed)
+        _bill(path, needed)
     chosen = [image for image in containers.IMAGES if image.target in given.images]
     left_out = {image: containers.obstacle(image) for image in chosen}
-    built += _images([image for image in chosen if not left_out[image]], given.directory, commit, built[0], tool)
+    built += _images([image for image in chosen if not left_out[image]], given.directory, commit, tool)
     bills = [*given.directory.glob("*.cdx.json")]
     locks = [bill.LOCK, *(lock for names in containers.LOCKS.values() for lock in names)]
     pinned = {name: provenance.sha256(ROOT / name) for name in locks}
@@ -70,15 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _bill(path: Path, tool: Path, needed: str) -> None:
+def _bill(path: Path, needed: Mapping[str, Any]) -> None:
     """Write the bill of a distribution beside it."""
     number = version(ROOT)
     purl = f"pkg:pypi/lmi-handler@{number}?file_name={path.name}"
     subject = bill.Subject("application", "lmi-handler", number, purl, provenance.sha256(path))
-    bill.write(path.with_name(f"{path.name}.cdx.json"), tool, ROOT, subject, needed)
+    bill.write(path.with_name(f"{path.name}.cdx.json"), needed, subject)
 
 
-def _images(chosen: Sequence[containers.Image], directory: Path, commit: str, wheel: Path, tool: Path) -> list[Path]:
+def _images(chosen: Sequence[containers.Image], directory: Path, commit: str, tool: Path) -> list[Path]:
     """Build images of the commit, with their bills, and return the archives."""
     number, archives = version(ROOT), []
     own = {
@@ -87,7 +88,6 @@ def _images(chosen: Sequence[containers.Image], directory: Path, commit: str, wh
         "name": "lmi-handler",
         "version": number,
         "purl": f"pkg:pypi/lmi-handler@{number}",
-        "hashes": [{"alg": "SHA-256", "content": provenance.sha256(wheel)}],
     }
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=BytesIO(git(ROOT, "archive", "HEAD"))) as archive:
@@ -97,9 +97,9 @@ def _images(chosen: Sequence[containers.Image], directory: Path, commit: str, wh
             containers.build(image, Path(scratch), path, number, commit)
             purl = f"pkg:oci/{image.name}?tag={number}&arch={image.architecture}"
             subject = bill.Subject("container", image.name, number, purl, provenance.sha256(path))
-            needed = bill.pins(ROOT, containers.LOCKS[image.target], image.architecture)
+            needed = bill.made(tool, ROOT, bill.pins(ROOT, containers.LOCKS[image.target], image.architecture))
             more = [own, *containers.debian_packages(image, number)]
-            bill.write(directory / f"{path.name}.cdx.json", tool, ROOT, subject, needed, more)
+            bill.write(directory / f"{path.name}.cdx.json", needed, subject, more)
             archives.append(path)
     return archives
 

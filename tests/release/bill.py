@@ -38,7 +38,15 @@ def tool(directory: Path) -> Path:
     """Return the interpreter of the tool's environment in a directory, which is installed if it is not there."""
     python = directory / "bin" / "python"
     if not python.exists():
-        environment(directory, "--only-binary", ":all:", "--require-hashes", "--requirement", str(ROOT / _TOOL))
+        environment(
+            directory,
+            "--compile-bytecode",
+            "--only-binary",
+            ":all:",
+            "--require-hashes",
+            "--requirement",
+            str(ROOT / _TOOL),
+        )
     return python
 
 
@@ -63,23 +71,13 @@ def _compiled(architecture: str, *arguments: str) -> str:
         return found.read_text()
 
 
-def write(
-    path: Path,
-    python: Path,
-    checkout: Path,
-    subject: Subject,
-    requirements: str,
-    more: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Write the bill of a subject. Two bills of the same pins are equal.
+def made(python: Path, checkout: Path, requirements: str) -> dict[str, Any]:
+    """Return the bill of pins. Two bills of the same pins are equal.
 
     Args:
-        path: the file to write.
         python: the tool's interpreter.
         checkout: the checkout, for pyproject.toml.
-        subject: what the bill is of.
-        requirements: the pins of the packages in it.
-        more: further components, such as an image's Debian packages.
+        requirements: the pins.
 
     Raises:
         subprocess.CalledProcessError: if the tool fails, or its own check of the bill.
@@ -92,9 +90,14 @@ def write(
         command += ["--spec-version", "1.6", "--output-format", "JSON", "--output-file", str(found)]
         environ = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
         subprocess.run(command, check=True, env=environ)
-        bill = json.loads(found.read_text())
-    root = bill["metadata"]["component"]
-    root |= {"type": subject.type, "name": subject.name, "version": subject.version, "purl": subject.purl}
-    root["hashes"] = [{"alg": "SHA-256", "content": subject.sha256}]
-    bill["components"] += more
-    path.write_text(json.dumps(bill, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        bill: dict[str, Any] = json.loads(found.read_text())
+        return bill
+
+
+def write(path: Path, bill: Mapping[str, Any], subject: Subject, more: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write a bill for a subject, with further components, such as an image's Debian packages."""
+    root = {name: value for name, value in subject._asdict().items() if name != "sha256"}
+    root |= {"hashes": [{"alg": "SHA-256", "content": subject.sha256}]}
+    metadata = {**bill["metadata"], "component": bill["metadata"]["component"] | root}
+    whole = {**bill, "metadata": metadata, "components": [*bill["components"], *more]}
+    path.write_text(json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

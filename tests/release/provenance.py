@@ -73,8 +73,8 @@ def write_statement(directory: Path, value: Mapping[str, Any]) -> Path:
 def sign(path: Path, key: Path) -> Path:
     """Sign a file with an SSH key, and return the signature's path.
 
-    Maintainers have such a key for their host already, and who checks needs only its public line: no keyring, no agent's
-    state, no web of trust. Tools of OpenSSH 8.2 and later read it.
+    Maintainers have such a key for their host already, and who checks needs only its public line: no keyring, no
+    agent's state, no web of trust. OpenSSH 8.2 and later read it.
 
     Raises:
         subprocess.CalledProcessError: if ssh-keygen refuses the key.
