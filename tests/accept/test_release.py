@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -22,6 +24,7 @@ from tests.accept.test_constraints import ALL, CPU, LLAMACPP, LLAMACPP_SOURCE, P
 from tests.accept.test_constraints import environment as where
 from tests.release import containers, distributions, provenance
 from tests.release.checkout import clone
+from tests.release.distributions import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -233,6 +236,44 @@ def test_a_directory_with_other_files_is_kept(release: Release, tmp_path: Path) 
     done = subprocess.run(command, cwd=release.checkout, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"{tmp_path} has other files: mine\n")
     assert (tmp_path / "mine").exists()
+
+
+WORKFLOWS = [ROOT / ".github" / "workflows" / f"{name}.yml" for name in ("release", "vulnerabilities")]
+
+
+def steps(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, job in yaml.safe_load(path.read_text())["jobs"].items():
+        yield from ((name, step) for step in job["steps"])
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_runs_what_is_there(path: Path) -> None:
+    """Its scripts are ones for bash, its targets those of the Makefile, its scans those of the policy."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    scans = []
+    for _, step in steps(path):
+        if "run" in step:
+            script = re.sub(r"\$\{\{.*?\}\}", "x", step["run"])
+            assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
+            assert {*re.findall(r"\bmake ([a-z-]+)", script)} <= {*targets}
+        elif step["uses"].startswith("anchore/scan-action@"):
+            scans.append(step["with"])
+    assert scans
+    assert all(scan["severity-cutoff"] == "high" and scan["only-fixed"] for scan in scans)
+    assert yaml.safe_load((ROOT / ".grype.yaml").read_text()) == {"ignore": []}
+
+
+def test_only_the_job_that_a_person_lets_run_publishes() -> None:
+    workflow = yaml.safe_load(WORKFLOWS[0].read_text())
+    jobs = workflow["jobs"]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert [name for name, job in jobs.items() if "environment" in job] == ["publish"]
+    assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
+    assert {*jobs["publish"]["needs"]} == {*jobs} - {"publish"}
+    assert [name for name, job in jobs.items() if job["permissions"]["contents"] == "write"] == ["publish"]
+    assert jobs["image"]["strategy"]["matrix"]["target"] == [*containers.LOCKS]
+    publishes = re.compile(r"skopeo|gh release|gh-action-pypi-publish")
+    assert {name for name, step in steps(WORKFLOWS[0]) if publishes.search(json.dumps(step))} == {"publish"}
 
 
 def test_an_image_of_another_architecture_needs_an_emulator(monkeypatch: pytest.MonkeyPatch, release: Release) -> None:
