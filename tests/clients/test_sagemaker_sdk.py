@@ -18,6 +18,7 @@ from deploy.deployer.calls import CALLS
 from deploy.export.sdk import sdk_program
 from deploy.resources.build import resources
 from deploy.resources.resource import resolved
+from handler import __version__
 from handler.config.loader import read_config
 from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, Script
@@ -32,7 +33,7 @@ _TESTS = Path(__file__).parent
 PAGE = (_TESTS.parents[1] / "docs" / "client.md").read_text()
 SAYS = " one two three"
 _NOWHERE = "http://127.0.0.1:9"
-IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1.1.0"
+IMAGE = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:{__version__}"
 OBJECTS = [
     ("my-bucket", "model.tar.gz", "model/config.json"),
     ("models", "llama-3-8b/config.json", "adapters/french.tar.gz", "adapters/legal.tar.gz"),
@@ -107,7 +108,9 @@ class Program:
 @pytest.fixture(scope="module")
 def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """AWS, with the bucket, the model and the role that the programs name."""
-    with rehearsal(tmp_path_factory.mktemp("rehearsal"), "--engine", "echo", "--image", "lmi-handler:1.1.0") as (
+    with rehearsal(
+        tmp_path_factory.mktemp("rehearsal"), "--engine", "echo", "--image", f"lmi-handler:{__version__}"
+    ) as (
         _,
         own,
     ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from tests.docs.pages import (
     titled,
 )
 from tests.one_test import in_one_test
+from tests.release import images
 
 # -- links -------------------------------------------------------------------------------------------------------------
 # No link of the documents is dead, every page is in the site's navigation, and five tasks are three pages away.
@@ -427,12 +430,20 @@ def test_first_pages_are_short(page: str) -> None:
 
 
 def test_images_have_the_version_where_documents_and_examples_name_them() -> None:
-    paths = [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*") if path.is_file()]
-    named = {
-        f"{path.relative_to(ROOT)}: {match[0]}": match[1]
-        for path in paths
-        if path.suffix in (".md", ".yaml", ".yml", ".json", ".py")
-        for match in re.finditer(r"lmi-handler(?:-cpu|-vllm)?:(\d+\.\d+\.\d+)", path.read_text())
-    }
-    assert named
-    assert {place for place, version in named.items() if version != VERSION} == set()
+    paths = [path for path in images.pages(ROOT) if images.REFERENCE.search(path.read_text())]
+    assert len(paths) > 5
+    outdated = [path.relative_to(ROOT) for path in paths if images.named(ROOT, path) != path.read_text()]
+    assert outdated == [], "`python -m tests.release.images` writes them anew"
+
+
+def test_a_release_s_digests_are_written_where_its_images_are_run(tmp_path: Path) -> None:
+    for name in ("docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    digest = f"sha256:{'0' * 64}"
+    (tmp_path / "images.json").write_text(json.dumps({"lmi-handler-cpu": digest}))
+    images.main(str(tmp_path / "images.json"), root=tmp_path)
+    compose = (tmp_path / "examples" / "hosting" / "compose.yaml").read_text()
+    assert f"image: lmi-handler-cpu:{VERSION}@{digest}\n" in compose
+    assert (tmp_path / "docs" / "container.md").read_text() == (ROOT / "docs" / "container.md").read_text()
+    assert images.version(tmp_path) == VERSION

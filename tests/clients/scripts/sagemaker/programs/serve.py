@@ -14,7 +14,7 @@ body = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
 
 # Create
 builder = ModelBuilder(
-    image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1.1.0",
+    image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:2.0.0",
     model_path="s3://my-bucket/model.tar.gz",
     env_vars={"OPTION_MAX_MODEL_LEN": "8192"},
     role_arn="arn:aws:iam::123456789012:role/lmi",

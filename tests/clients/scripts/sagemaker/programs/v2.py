@@ -14,7 +14,7 @@ body = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
 session = Session(default_bucket="my-bucket")
 prefix = {"S3Uri": "s3://my-bucket/model/", "S3DataType": "S3Prefix", "CompressionType": "None"}
 model = Model(
-    image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1.1.0",
+    image_uri="123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:2.0.0",
     model_data={"S3DataSource": prefix},
     env={"OPTION_MAX_MODEL_LEN": "8192"},
     role="arn:aws:iam::123456789012:role/lmi",
