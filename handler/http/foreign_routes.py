@@ -134,10 +134,7 @@ class VllmRoutes:
         try:
             await change(name, src)
         except BadRequest as error:
-            field, _, rest = error.message.partition("=")
-            if field not in _NAMES:
-                raise
-            raise type(error)(f"{_NAMES[field]}={rest}") from None
+            raise error.renamed(_NAMES) from None
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _unregister(self, name: str, body: Mapping[str, Any]) -> str:
