@@ -120,7 +120,7 @@ def built_here(monkeypatch: pytest.MonkeyPatch, release: Release) -> list[str]:
 
 def test_it_has_these_files(release: Release, built_here: list[str]) -> None:
     artifacts = {WHEEL, SOURCE, *built_here}
-    beside = {"SHA256SUMS", "SHA256SUMS.sig", "provenance.intoto.json"}
+    beside = {"SHA256SUMS", "SHA256SUMS.sig", provenance.PROVENANCE}
     assert {path.name for path in release.directory.iterdir()} == {
         *artifacts,
         *(f"{name}.cdx.json" for name in artifacts),
