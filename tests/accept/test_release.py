@@ -5,15 +5,17 @@ Its images are built by a program that only notes how it was called: nothing her
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
@@ -33,11 +35,40 @@ WHEEL, SOURCE = f"lmi_handler-{VERSION}-py3-none-any.whl", f"lmi_handler-{VERSIO
 _BUILDAH = """#!/bin/sh
 echo "$*" >> "$0.log"
 case "$1" in
-    push) file=${3#docker-archive:}; echo "the image $2" > "${file%%:*}" ;;
-    from) echo container ;;
-    run) printf 'Package: libgomp1\\nArchitecture: amd64\\nVersion: 12.2.0-14+deb12u1\\nMaintainer: Debian\\n\\n' ;;
+    push) file=${3#docker-archive:}; cp "$0.tar" "${file%%:*}" ;;
 esac
 """
+_STATUS = """Package: libgomp1
+Architecture: amd64
+Version: 12.2.0-14+deb12u1
+Description: two lines
+ Version: none
+
+Package: base-files
+Architecture: all
+Version: 1:12.4
+
+"""
+
+
+def image(archive: Path, *layers: dict[str, str]) -> None:
+    """Write an archive like that of `docker save`, of layers with these files."""
+    names = [f"{number}.tar" for number in range(len(layers))]
+    whole = {"manifest.json": json.dumps([{"Config": "config.json", "Layers": names}]).encode()}
+    for name, files in zip(names, layers, strict=True):
+        layer = io.BytesIO()
+        pack(layer, {path: text.encode() for path, text in files.items()})
+        whole[name] = layer.getvalue()
+    with archive.open("wb") as file:
+        pack(file, whole)
+
+
+def pack(file: IO[bytes], files: dict[str, bytes]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
 
 
 class Release:
@@ -52,10 +83,11 @@ class Release:
         buildah = self.programs / "buildah"
         buildah.write_text(_BUILDAH)
         buildah.chmod(0o755)
+        image(self.programs / "buildah.tar", {"etc/passwd": ""}, {"var/lib/dpkg/status": _STATUS}, {"opt/lmi": ""})
 
-    def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def make(self, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tests.release", str(self.directory), "--tools", str(self.tools), *arguments]
-        environ = {**os.environ, "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}"}
+        environ = {**os.environ, "PATH": path or f"{self.programs}{os.pathsep}{os.environ['PATH']}"}
         return subprocess.run(command, cwd=self.checkout, env=environ, capture_output=True, text=True)
 
     def bill(self, name: str) -> dict[str, Any]:
@@ -88,7 +120,7 @@ def built_here(monkeypatch: pytest.MonkeyPatch, release: Release) -> list[str]:
 
 def test_it_has_these_files(release: Release, built_here: list[str]) -> None:
     artifacts = {WHEEL, SOURCE, *built_here}
-    beside = {"SHA256SUMS", "SHA256SUMS.sig", "provenance.intoto.json"}
+    beside = {"SHA256SUMS", "SHA256SUMS.sig", provenance.PROVENANCE}
     assert {path.name for path in release.directory.iterdir()} == {
         *artifacts,
         *(f"{name}.cdx.json" for name in artifacts),
@@ -174,7 +206,10 @@ def test_an_images_bill_has_its_pins_and_its_debian_packages(release: Release, t
     pinned = {name: str(version) for lock in locks for name, version in lock.versions(where("3.11", "x86_64")).items()}
     assert packages(bill) == pinned
     others = {one["purl"] for one in bill["components"] if not one["purl"].startswith("pkg:pypi/")}
-    assert others == {"pkg:deb/debian/libgomp1@12.2.0-14%2Bdeb12u1?arch=amd64"}
+    assert others == {
+        "pkg:deb/debian/libgomp1@12.2.0-14%2Bdeb12u1?arch=amd64",
+        "pkg:deb/debian/base-files@1%3A12.4?arch=all",
+    }
     assert f"pkg:pypi/lmi-handler@{VERSION}" in {one["purl"] for one in bill["components"]}
     hashes = {
         one["content"]
@@ -200,19 +235,19 @@ def test_two_releases_of_a_commit_are_equal(release: Release, tmp_path: Path) ->
     """And without a key, this one says that it is not signed; without a builder of images, that they are left out."""
     first = {path.name: path.read_bytes() for path in release.directory.iterdir() if "lmi-handler-" not in path.name}
     shutil.copytree(release.directory, tmp_path / "kept")
-    release.programs.rename(tmp_path / "programs")
+    git = shutil.which("git")
+    assert git is not None
+    (tmp_path / "git").symlink_to(git)
     try:
-        done = release.make("--images", "cpu", "--source", "https://example.com/lmi-handler")
+        done = release.make("--images", "cpu", "--source", "https://example.com/lmi-handler", path=str(tmp_path))
         second = {path.name: path.read_bytes() for path in release.directory.iterdir()}
     finally:
-        (tmp_path / "programs").rename(release.programs)
         shutil.rmtree(release.directory)
         shutil.copytree(tmp_path / "kept", release.directory)
     assert done.returncode == 0, done.stderr
     assert "not signed" in done.stdout
-    if containers.builder() is None:
-        assert "left out: lmi-handler-cpu: neither buildah nor podman is on PATH\n" in done.stdout
-        assert "left out: lmi-handler-cpu-arm64: " in done.stdout
+    for name in ("lmi-handler-cpu", "lmi-handler-cpu-arm64"):
+        assert f"left out: {name}: neither buildah nor podman is on PATH\n" in done.stdout
     distributed = {name for name in first if name.startswith("lmi_handler-")}
     assert {name: first[name] for name in distributed} == {name: second[name] for name in distributed}
     assert "SHA256SUMS.sig" not in second, "that of the release before"

@@ -98,7 +98,7 @@ def _images(chosen: Sequence[containers.Image], directory: Path, commit: str, to
             purl = f"pkg:oci/{image.name}?tag={number}&arch={image.architecture}"
             subject = bill.Subject("container", image.name, number, purl, provenance.sha256(path))
             needed = bill.made(tool, ROOT, bill.pins(ROOT, containers.LOCKS[image.target], image.architecture))
-            more = [own, *containers.debian_packages(image, number)]
+            more = [own, *containers.debian_packages(path)]
             bill.write(directory / f"{path.name}.cdx.json", needed, subject, more)
             archives.append(path)
     return archives

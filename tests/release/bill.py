@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def pins_of_extra(checkout: Path, extra: str, architecture: str = "amd64") -> st
 
 
 def _compiled(architecture: str, *arguments: str) -> str:
-    where = ["--python-version", PYTHON, "--python-platform", _MACHINES[architecture]]
+    where = ["--python", sys.executable, "--python-version", PYTHON, "--python-platform", _MACHINES[architecture]]
     quiet = ["--no-annotate", "--no-header", "--no-emit-index-url", "--generate-hashes"]
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "pins.txt")

@@ -60,16 +60,8 @@ def build(checkout: Path, into: Path, *arguments: str) -> list[Path]:
         into.mkdir(parents=True, exist_ok=True)
         for earlier in (*into.glob("*.whl"), *into.glob("*.tar.gz")):
             earlier.unlink()
-        command = [
-            str(UV),
-            "build",
-            "--quiet",
-            "--no-create-gitignore",
-            *arguments,
-            "--out-dir",
-            str(into.resolve()),
-            str(copy),
-        ]
+        command = [str(UV), "build", "--quiet", "--no-create-gitignore", "--python", sys.executable, *arguments]
+        command += ["--out-dir", str(into.resolve()), str(copy)]
         subprocess.run(command, check=True, env=environ)
     return [*into.glob("*.whl"), *into.glob("*.tar.gz")]
 

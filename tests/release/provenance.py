@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SUMS = "SHA256SUMS"
-PROVENANCE = "provenance.intoto.json"
+PROVENANCE = "provenance.json"
 NAMESPACE = "lmi-handler"
 """What a signature is for: one for another purpose is not taken for it."""
 

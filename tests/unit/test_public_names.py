@@ -29,14 +29,21 @@ def test_each_name_is_there() -> None:
         _ = lmi_handler.Nothing
 
 
-@pytest.mark.parametrize("files", [["__init__.py"], ["main.tf"]], ids=["package", "folder"])
-def test_a_folder_of_the_users_is_hidden_with_a_warning(tmp_path: Path, files: list[str]) -> None:
+def test_a_package_of_the_users_is_hidden_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "deploy").mkdir()
-    (tmp_path / "deploy" / files[0]).touch()
+    (tmp_path / "deploy" / "__init__.py").touch()
     found = run(tmp_path, "from lmi_handler import Predictor; print(Predictor.__module__)")
     assert found.stdout == "deploy.client.predictor\n"
     told = f"{tmp_path / 'deploy'} cannot be imported: lmi-handler also has a package 'deploy'"
     assert f"<string>:1: UserWarning: {told}" in found.stderr
+
+
+def test_a_folder_of_the_users_without_modules_is_not_in_the_way(tmp_path: Path) -> None:
+    """Python prefers a package that comes later on its path, installed or editable."""
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "main.tf").touch()
+    found = run(tmp_path, "from lmi_handler import Predictor; print(Predictor.__module__)")
+    assert (found.stdout, found.stderr) == ("deploy.client.predictor\n", "")
 
 
 def test_a_package_of_the_users_that_is_imported_is_named(tmp_path: Path) -> None:

@@ -752,6 +752,6 @@ def _save_graphs(source: Path, link: Path) -> dict[str, Any]:
     tell(_READ / 3)
     # Nothing is computed. With bf16, OpenVINO 2026.4 divides by zero while it compiles some f32 weights for AMX.
     save = {"enable_save_ov_model": True, "INFERENCE_PRECISION_HINT": "f32"}
-    openvino_genai.ContinuousBatchingPipeline(str(link), openvino_genai.SchedulerConfig(), "CPU", save)
+    openvino_genai.ContinuousBatchingPipeline(str(link), tokenizer, openvino_genai.SchedulerConfig(), "CPU", **save)
     special = {"bos_token_id": tokenizer.get_bos_token_id(), "eos_token_id": tokenizer.get_eos_token_id()}
     return {name: id for name, id in special.items() if id >= 0}
