@@ -64,6 +64,7 @@ measure
   lmi bench --compare A.json B.json       compare results in a table
 
 move
+  lmi move ENDPOINT [REQUESTS]            adopt an endpoint, and prove here what can be proven; list what is not
   lmi replay REQUESTS --to TARGET         send recorded requests, and compare the responses with the recorded ones
   lmi conform URL                         test whether a server conforms to SageMaker's and other contracts
 

@@ -1,0 +1,142 @@
+"""The server of an adopted specification on this machine: its own options, with another model and engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deploy.adopt.variables import setting_text
+from deploy.emulator.container import NOT_INHERITED
+from deploy.emulator.specification import command_of, with_arguments
+from deploy.spec import Spec
+from deploy.spec.components import servers
+from deploy.spec.options import Value, settings_of
+from handler.config.loader import read_config
+from handler.core.errors import ConfigError
+
+Named = tuple[str, str]
+"""A setting or a part of the endpoint by name, and a reason."""
+
+_ENGINE = ("llm_engine", "rolling_batch")
+"""Options that name the engine, which this machine may not have."""
+
+
+class LocalServer(NamedTuple):
+    """What runs here in place of the endpoint's container.
+
+    Attributes:
+        spec: the specification of this server.
+        num_options: number of options and variables that the server has from the endpoint.
+        replaced: settings of the endpoint that do not apply here.
+        problems: problems for which the server cannot start.
+        is_own: whether the model is the endpoint's own.
+    """
+
+    spec: Spec
+    is_own: bool
+    num_options: int
+    replaced: list[Named]
+    problems: list[str]
+
+    def command(self, port: int) -> list[str]:
+        """Return the command that starts the server on a port of 127.0.0.1, with its variables."""
+        command = command_of(self.spec, port)
+        unset = [word for name in os.environ if name.startswith(NOT_INHERITED) for word in ("-u", name)]
+        variables = [f"{name}={value}" for name, value in command.environment.items()]
+        return ["env", *unset, *variables, *command.arguments]
+
+    def profile(self) -> str:
+        """Return the profile of `lmi conform` that the options select: `tgi`, `lmi-0.28` or `lmi-0.38`."""
+        config = read_config(environ=command_of(self.spec, 0).environment).config
+        return "tgi" if config.of_tgi else "lmi-0.38" if config.async_schema else "lmi-0.28"
+
+
+def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[str]) -> LocalServer:
+    """Return the server of a specification on this machine. Options that its engine refuses are omitted, by name.
+
+    Args:
+        model: the model that is served here: `demo`, a name on the hub, or a path.
+        engine: the engine, or None for the default of the model.
+        options: options as KEY=VALUE, which replace those of the specification.
+
+    Raises:
+        DeployError: an option is invalid.
+    """
+    first, *others = servers(spec)
+    server = _with_model(first, model)
+    replaced = [*_not_here(first, others, model)]
+    if model != first.model.id:
+        reason = f"the engine here is {engine or 'the default of the model'}"
+        replaced += [(f"options.{name}={value}", reason) for name, value in first.options.items() if name in _ENGINE]
+        kept = {name: value for name, value in first.options.items() if name not in _ENGINE}
+        server = server.model_copy(update={"options": kept})
+    while problems := _problems(with_arguments(server, options, engine)):
+        omitted = [*_omitted(server, problems)]
+        if not omitted:
+            break
+        replaced += [(f"{origin}={value}", text) for origin, value, text in omitted]
+        names = {origin for origin, *_ in omitted}
+        server = server.model_copy(update={part: _without(server, part, names) for part in ("options", "environment")})
+    num_options = len(server.options) + len(server.environment)
+    server = with_arguments(server, options, engine)
+    return LocalServer(
+        server, model == first.model.id, num_options, replaced, [problem["text"] for problem in problems]
+    )
+
+
+def _with_model(server: Spec, model: str) -> Spec:
+    """Return a server's specification with another model, in this package's own server, without components."""
+    path = Path(model).expanduser()
+    name = str(path.resolve()) if path.exists() else model
+    return server.model_copy(
+        update={
+            "model": server.model.model_copy(update={"id": name, "s3": None, "path": None, "token_secret": None}),
+            "image": server.image.model_copy(update={"aws": None}),
+            "components": (),
+        }
+    )
+
+
+def _not_here(first: Spec, others: Sequence[Spec], model: str) -> Iterator[Named]:
+    own = first.model.id or first.model.s3 or first.model.path or ""
+    if model != own:
+        yield f"model {own}", f"replaced here by {model}"
+    for item in first.components:
+        for adapter in item.adapters:
+            yield f"adapter {adapter.name}", "adapters are not loaded here"
+    for server in others:
+        for item in server.components:
+            yield f"component {item.name}", "only the server of the first component is started here"
+
+
+def _problems(server: Spec) -> list[dict[str, str]]:
+    """Return the problems that `lmi serve --check` finds with a server's variables."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+    environ = {**inherited, **command_of(server, 0).environment}
+    words = [sys.executable, "-m", "handler", "serve", "--check", "--json"]
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True)
+    try:
+        problems: list[dict[str, str]] = json.loads(ended.stdout)["problems"]
+    except ValueError:
+        raise ConfigError(f"lmi move: lmi serve --check: {ended.stderr.strip()}") from None
+    return problems
+
+
+def _omitted(server: Spec, problems: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings that have a problem here: the field of the specification, the value and the problem."""
+    for setting in settings_of(server.options, server.environment):
+        for problem in problems:
+            if problem["where"] == f"environment variable {setting.name}":
+                text = setting_text(setting.name, setting.value).partition("=")[2]
+                yield setting.origin, text, problem["message"]
+                break
+
+
+def _without(server: Spec, part: str, origins: set[str]) -> dict[str, Value]:
+    values: dict[str, Any] = getattr(server, part)
+    return {name: value for name, value in values.items() if f"{part}.{name}" not in origins}
