@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proof.conform.dialects import OF_PROFILE, piece_of, text_of
-from proof.replay.comparison import media_text, traits
+from proof.replay.comparison import traits
 from proof.replay.content import NotJson, read_documents
 from proof.replay.exchange import Request, Response
 
@@ -41,7 +41,8 @@ def fault(profile: str, request: Request, response: Response) -> str:
     except NotJson as error:
         return str(error)
     streams = traits(request).streams
-    return next(_faults(profile, body, streams, values, media_text(response.content_type)), "")
+    media = response.content_type.partition(";")[0].strip().lower()
+    return next(_faults(profile, body, streams, values, media), "")
 
 
 def _body(request: Request) -> dict[str, Any]:

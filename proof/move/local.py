@@ -69,17 +69,18 @@ def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[s
     """
     first, *others = servers(spec)
     server = _with_model(first, model)
+    extra = with_arguments(server.model_copy(update={"options": {}, "environment": {}}), options, engine).options
     replaced = [*_not_here(first, others, model)]
     if model != first.model.id:
         reason = f"the engine here is {engine or 'the default of the model'}"
         replaced += [(f"options.{name}={value}", reason) for name, value in first.options.items() if name in _ENGINE]
         kept = {name: value for name, value in first.options.items() if name not in _ENGINE}
         server = server.model_copy(update={"options": kept})
-    while problems := _problems(with_arguments(server, options, engine)):
+    while problems := _problems(_with_options(server, extra)):
         omitted = [*_omitted(server, problems)]
         if not omitted:
             break
-        replaced += [(f"{origin}={value}", text) for origin, value, text in omitted]
+        replaced += [(f"{origin}={value}", f"omitted here: {text}") for origin, value, text in omitted]
         names = {origin for origin, *_ in omitted}
         server = server.model_copy(update={part: _without(server, part, names) for part in ("options", "environment")})
     num_options = len(server.options) + len(server.environment)
@@ -100,6 +101,10 @@ def _with_model(server: Spec, model: str) -> Spec:
             "components": (),
         }
     )
+
+
+def _with_options(server: Spec, options: Mapping[str, Value]) -> Spec:
+    return server.model_copy(update={"options": {**server.options, **options}})
 
 
 def _not_here(first: Spec, others: Sequence[Spec], model: str) -> Iterator[Named]:
@@ -133,7 +138,7 @@ def _omitted(server: Spec, problems: Sequence[Mapping[str, str]]) -> Iterator[tu
         for problem in problems:
             if problem["where"] == f"environment variable {setting.name}":
                 text = setting_text(setting.name, setting.value).partition("=")[2]
-                yield setting.origin, text, problem["message"]
+                yield setting.origin, text, problem["message"].removeprefix(f"{problem['name']}={setting.value}: ")
                 break
 
 
