@@ -28,6 +28,7 @@ from handler.core.package import install
 from handler.core.terminal import escaping
 from handler.launch import add_parser as add_launch
 from handler.models import add_parser as add_models
+from handler.skill import add_parser as add_skill
 
 if TYPE_CHECKING:
     from handler.config.loader import Reading
@@ -57,6 +58,7 @@ serve
   lmi options [NAME|WORD]                 list all options, describe one, or search for a word
   lmi models [get MODEL | rm MODEL ...]   list, fetch and remove the models on this machine
   lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
+  lmi skill install AGENT                 teach a coding agent how to move an endpoint
 
 measure
   lmi bench URL                           measure a running server: table, JSON
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return deploy(argv[1:], "lmi deploy")
     parser = make_parser(
         flags=argv[:1] in (["serve"], ["completion"]),
-        tools=argv[:1] not in (["serve"], ["options"], ["launch"], ["models"]),
+        tools=argv[:1] not in (["serve"], ["options"], ["launch"], ["models"], ["skill"]),
     )
     if not argv:
         parser.print_help()
@@ -133,6 +135,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     _add_options(commands)
     add_launch(commands)
     add_models(commands)
+    add_skill(commands)
     if tools:
         add_installed(commands, "lmi.commands")
     deploy = commands.add_parser("deploy", help="deploy a model to a SageMaker endpoint")

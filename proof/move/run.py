@@ -41,6 +41,7 @@ from proof.replay.targets import HttpTarget, Paced
 CHECK, START, REPLAY, CONFORM, UNCOMPARED, INTERRUPTED = 6, 7, 8, 9, 10, 130
 """Exit statuses of the steps. Those of `lmi deploy` are 1 to 5."""
 _BEGINNING = 100  # requests in which a recorded response is searched
+_MAX_FINDINGS = 3  # differences of a class in the report, which replay/report.json has in full
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
 _EMULATED = "another server answers in place of AWS, such as the emulator, which has not the endpoint's options"
 _OF_METRICS = {"tgi.metrics": "clients of an endpoint cannot read /metrics; option.tgi_metrics=true adds TGI's names"}
@@ -284,9 +285,17 @@ def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against
     if against == "endpoint":
         findings.not_proven += [(f"{name}={os.environ[name]}", _EMULATED) for name in _ENDPOINTS if name in os.environ]
     if report["beyond"]:
-        findings.fail(REPLAY, *((name, f"{numbers.get(name, 0)} requests") for name in report["beyond"]))
+        findings.fail(REPLAY, *((name, _beyond(report, name)) for name in report["beyond"]))
     compared: int = report["compared"]
     return compared
+
+
+def _beyond(report: dict[str, Any], name: str) -> str:
+    """Return the number of requests in a class that has too many, and the first differences."""
+    found = [*report["findings"].get(name, {})]
+    others = f" and {len(found) - _MAX_FINDINGS} others" if len(found) > _MAX_FINDINGS else ""
+    number = report["classes"][name]["requests"]
+    return f"{number} request{'s' * (number != 1)}: {', '.join(found[:_MAX_FINDINGS])}{others}"
 
 
 # -- conform: the platform's rules and the contract of the old container, with a server that it starts itself ----------
