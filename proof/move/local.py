@@ -19,7 +19,7 @@ from deploy.spec.options import Value, settings_of
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 
-Named = tuple[str, str]
+Entry = tuple[str, str]
 """A setting or a part of the endpoint by name, and a reason."""
 
 _ENGINE = ("llm_engine", "rolling_batch")
@@ -27,7 +27,7 @@ _ENGINE = ("llm_engine", "rolling_batch")
 
 
 class LocalServer(NamedTuple):
-    """What runs here in place of the endpoint's container.
+    """What runs here instead of the endpoint's container.
 
     Attributes:
         spec: the specification of this server.
@@ -40,7 +40,7 @@ class LocalServer(NamedTuple):
     spec: Spec
     is_own: bool
     num_options: int
-    replaced: list[Named]
+    replaced: list[Entry]
     problems: list[str]
 
     def command(self, port: int) -> list[str]:
@@ -107,7 +107,7 @@ def _with_options(server: Spec, options: Mapping[str, Value]) -> Spec:
     return server.model_copy(update={"options": {**server.options, **options}})
 
 
-def _not_here(first: Spec, others: Sequence[Spec], model: str) -> Iterator[Named]:
+def _not_here(first: Spec, others: Sequence[Spec], model: str) -> Iterator[Entry]:
     own = first.model.id or first.model.s3 or first.model.path or ""
     if model != own:
         yield f"model {own}", f"replaced here by {model}"

@@ -33,7 +33,7 @@ from handler.core.errors import ConfigError
 from proof.bench.processes import process
 from proof.move.cli import ADOPT
 from proof.move.contract import PROFILE_OF_KIND, NoForm, fault
-from proof.move.local import LocalServer, Named, local_server
+from proof.move.local import LocalServer, Entry, local_server
 from proof.replay.exchange import Request, Unreadable
 from proof.replay.sources import open_requests
 from proof.replay.targets import HttpTarget, Paced
@@ -43,7 +43,7 @@ CHECK, START, REPLAY, CONFORM, UNCOMPARED, INTERRUPTED = 6, 7, 8, 9, 10, 130
 _BEGINNING = 100  # requests in which a recorded response is searched
 _MAX_FINDINGS = 3  # differences of a class in the report, which replay/report.json has in full
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
-_EMULATED = "another server answers in place of AWS, such as the emulator, which has not the endpoint's options"
+_EMULATED = "another server responds instead of AWS; the emulator does not have the endpoint's options"
 _OF_METRICS = {"tgi.metrics": "clients of an endpoint cannot read /metrics; option.tgi_metrics=true adds TGI's names"}
 _OF_MODEL = {"tgi.chat-model": "chats name the endpoint's model, but another model is served here"}
 """Rules that are skipped, with the reasons: about what clients cannot read, and about the name of the model."""
@@ -64,18 +64,18 @@ class Findings:
         status: the exit status: 0, or that of the first step that failed.
     """
 
-    proven: list[Named] = field(default_factory=list)
-    not_proven: list[Named] = field(default_factory=list)
-    failed: list[Named] = field(default_factory=list)
+    proven: list[Entry] = field(default_factory=list)
+    not_proven: list[Entry] = field(default_factory=list)
+    failed: list[Entry] = field(default_factory=list)
     status: int = 0
 
-    def fail(self, status: int, *failed: Named) -> None:
+    def fail(self, status: int, *failed: Entry) -> None:
         self.failed += failed
         self.status = self.status or status
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the steps, print what they found, and return the exit status.
+    """Run the steps, print the findings, and return the exit status.
 
     Raises:
         ConfigError: an argument is wrong, or a file cannot be read.
@@ -180,8 +180,8 @@ def _check(arguments: argparse.Namespace, findings: Findings, path: Path) -> Loc
     _tell("checking the specification, and its options on this machine")
     problems = options_problems(spec)
     server = local_server(spec, arguments.model, arguments.engine, arguments.options)
-    if found := [*problems, *server.problems]:
-        findings.fail(CHECK, *(("check", problem) for problem in found))
+    if all_problems := [*problems, *server.problems]:
+        findings.fail(CHECK, *(("check", problem) for problem in all_problems))
         raise Ended(CHECK)
     findings.proven.append(("check", "the options of the specification have no problems"))
     findings.not_proven += [*server.replaced, *((f"-o {pair}", "set only here") for pair in arguments.options)]
@@ -280,8 +280,7 @@ def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against
         findings.proven.append(("replay", shown))
     if not is_own:
         findings.not_proven.append(("texts", f"not compared, as {arguments.model} replaces the model"))
-    for item in report["unreadable"]["first"]:
-        findings.not_proven.append((item["place"], item["reason"]))
+    findings.not_proven += [(location, reason) for location, reason in map(dict.values, report["unreadable"]["first"])]
     if against == "endpoint":
         findings.not_proven += [(f"{name}={os.environ[name]}", _EMULATED) for name in _ENDPOINTS if name in os.environ]
     if report["beyond"]:
@@ -292,10 +291,10 @@ def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against
 
 def _beyond(report: dict[str, Any], name: str) -> str:
     """Return the number of requests in a class that has too many, and the first differences."""
-    found = [*report["findings"].get(name, {})]
-    others = f" and {len(found) - _MAX_FINDINGS} others" if len(found) > _MAX_FINDINGS else ""
+    findings = [*report["findings"].get(name, {})]
+    others = f" and {len(findings) - _MAX_FINDINGS} others" if len(findings) > _MAX_FINDINGS else ""
     number = report["classes"][name]["requests"]
-    return f"{number} request{'s' * (number != 1)}: {', '.join(found[:_MAX_FINDINGS])}{others}"
+    return f"{number} request{'s' * (number != 1)}: {', '.join(findings[:_MAX_FINDINGS])}{others}"
 
 
 # -- conform: the platform's rules and the contract of the old container, with a server that it starts itself ----------
@@ -351,7 +350,7 @@ def _report(findings: Findings, output: Path, *, as_json: bool) -> None:
     print(f"status {findings.status}; written: {output / 'move.json'}", flush=True)
 
 
-def _lines(lists: dict[str, list[Named]]) -> Iterator[str]:
+def _lines(lists: dict[str, list[Entry]]) -> Iterator[str]:
     """Yield the lines of the report. Names with the same text share a line."""
     for name, items in lists.items():
         if items:
