@@ -33,13 +33,15 @@ from handler.core.errors import ConfigError
 from proof.bench.processes import process
 from proof.move.cli import ADOPT
 from proof.move.contract import PROFILE_OF_KIND, NoForm, fault
-from proof.move.local import LocalServer, Entry, local_server
+from proof.move.local import Entry, LocalServer, local_server
+from proof.replay.comparison import traits
 from proof.replay.exchange import Request, Unreadable
 from proof.replay.sources import open_requests
 from proof.replay.targets import HttpTarget, Paced
 
 CHECK, START, REPLAY, CONFORM, UNCOMPARED, INTERRUPTED = 6, 7, 8, 9, 10, 130
 """Exit statuses of the steps. Those of `lmi deploy` are 1 to 5."""
+STEPS = ("adopt", "check", "start", "replay", "conform")
 _BEGINNING = 100  # requests in which a recorded response is searched
 _MAX_FINDINGS = 3  # differences of a class in the report, which replay/report.json has in full
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
@@ -73,6 +75,12 @@ class Findings:
         self.failed += failed
         self.status = self.status or status
 
+    def end(self, status: int) -> None:
+        """End the move early. Steps without a finding are not proven."""
+        self.status = status
+        reached = {name for name, _ in (*self.proven, *self.failed)}
+        self.not_proven += [(step, "not reached") for step in STEPS if step not in reached]
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the steps, print the findings, and return the exit status.
@@ -85,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
         output.mkdir(parents=True, exist_ok=True)
         _steps(arguments, findings, output)
     except Ended as ended:
-        findings.status = int(ended.args[0])
+        findings.end(int(ended.args[0]))
     except (BotoCoreError, ClientError) as error:
-        findings.status = print_error(as_deploy_error(error))
+        findings.end(print_error(as_deploy_error(error)))
     except DeployError as error:
-        findings.status = print_error(error)
+        findings.end(print_error(error))
     except OSError as error:
         raise ConfigError(f"lmi move: {error}") from None
     _report(findings, output, as_json=arguments.json)
@@ -275,11 +283,15 @@ def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against
     numbers = {name: entry["requests"] for name, entry in report["classes"].items() if entry["requests"]}
     same = sum(numbers.get(name, 0) for name in ("equal", "tie", *(() if is_own else ("text",))))
     if same:
-        what = "are equal to" if is_own else "have the status, framing and fields of"
+        what = "do not differ from" if is_own else "have the status, framing and fields of"
         shown = f"{same} of {report['compared']} responses {what} those of {', '.join(report['answered']['reference'])}"
         findings.proven.append(("replay", shown))
     if not is_own:
         findings.not_proven.append(("texts", f"not compared, as {arguments.model} replaces the model"))
+    elif sampled := sum(
+        not traits(item).greedy for item in open_requests(arguments.requests) if isinstance(item, Request)
+    ):
+        findings.not_proven.append((f"texts of {sampled} sampled requests", "sampled texts differ by themselves"))
     findings.not_proven += [(location, reason) for location, reason in map(dict.values, report["unreadable"]["first"])]
     if against == "endpoint":
         findings.not_proven += [(f"{name}={os.environ[name]}", _EMULATED) for name in _ENDPOINTS if name in os.environ]
