@@ -271,10 +271,10 @@ async def _ask(arguments: argparse.Namespace, findings: Findings, url: str, prof
 
 def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against: str, *, is_own: bool) -> int:
     """Compare the responses with the recorded ones or the live endpoint's, and return how many were compared."""
-    output = arguments.output / "replay"
+    output, requests = arguments.output / "replay", arguments.requests
     (output / "report.json").unlink(missing_ok=True)
     reference = f"sagemaker:{arguments.endpoint}" if against == "endpoint" else "recorded"
-    words = ["replay", arguments.requests, "--to", url, "--against", reference, "--output", str(output), "--restart"]
+    words = ["replay", requests, "--to", url, "--against", reference, "--output", str(output), "--restart"]
     status, text = _run([*words, *([] if is_own else ["--allow", "text=100"])])
     _tell(text)
     if not (output / "report.json").is_file():
@@ -288,9 +288,7 @@ def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against
         findings.proven.append(("replay", shown))
     if not is_own:
         findings.not_proven.append(("texts", f"not compared, as {arguments.model} replaces the model"))
-    elif sampled := sum(
-        not traits(item).greedy for item in open_requests(arguments.requests) if isinstance(item, Request)
-    ):
+    elif sampled := sum(isinstance(item, Request) and not traits(item).greedy for item in open_requests(requests)):
         findings.not_proven.append((f"texts of {sampled} sampled requests", "sampled texts differ by themselves"))
     findings.not_proven += [(location, reason) for location, reason in map(dict.values, report["unreadable"]["first"])]
     if against == "endpoint":

@@ -116,6 +116,19 @@ def test_a_recording_is_compared_and_another_model_s_texts_are_not(endpoint: Pat
     assert has(report["not_proven"], "recording.jsonl:2: has no recorded response")
 
 
+def test_with_the_endpoint_s_own_model_greedy_texts_are_compared_and_sampled_ones_are_not(endpoint: Path) -> None:
+    content = json.loads(endpoint.read_text())
+    content["Model"]["PrimaryContainer"]["Environment"]["HF_MODEL_ID"] = "demo"
+    endpoint.write_text(json.dumps(content))
+    sampled = {**PROMPT, "parameters": {"max_new_tokens": 3, "do_sample": True}}
+    lines = [answered("one two three one two three"), answered("other"), {**answered("any"), "body": sampled}]
+    status, report = found(endpoint.name, write(endpoint.with_name("recording.jsonl"), lines), *QUICK)
+    assert status == 8
+    assert has(report["proven"], "2 of 3 responses do not differ from those of recorded")
+    assert has(report["failed"], "text: 1 request: text $[].generated_text")
+    assert has(report["not_proven"], "texts of 1 sampled requests: sampled texts differ by themselves")
+
+
 def test_the_first_step_that_fails_decides_the_status_and_all_are_named(endpoint: Path) -> None:
     requests = write(endpoint.with_name("requests.jsonl"), [{"inputs": "x", "parameters": {"max_new_tokens": -1}}])
     status, report = found(endpoint.name, requests, *QUICK, "--rule", "tgi.metrics")
