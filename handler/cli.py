@@ -183,7 +183,11 @@ def _add_serve(commands: Any, *, flags: bool) -> None:
 
 
 def _add_options(commands: Any) -> None:
-    options = commands.add_parser("options", help="list all options, describe one, or search for a word")
+    options = commands.add_parser(
+        "options",
+        help="list all options, describe one, or search for a word",
+        description="List all options, describe one, or search for words. Exit status: 0, or 2 if no option matches.",
+    )
     options.add_argument(
         "words",
         nargs="*",
@@ -269,8 +273,11 @@ def _serve(arguments: argparse.Namespace) -> int:
         with log.captured(as_json):
             return serve(reading.config, arguments.host, arguments.port, signals, access, problems)
     notes = _checked(reading, problems, warning_of(access, arguments.host))
-    if arguments.json:
-        return _print_check(problems, notes, reading)
+    return _print_check(problems, notes, reading) if arguments.json else _print_notes(notes, reading)
+
+
+def _print_notes(notes: Iterator[str], reading: Reading) -> int:
+    """Print what `lmi serve --check` finds as text, and return 0. Raise a ConfigError if there is a problem."""
     for note in notes:
         print(note)
     engine, model = _served(reading)

@@ -42,7 +42,8 @@ def add_parser(commands: Any) -> None:
         "models",
         help="list, fetch and remove the models on this machine",
         usage="lmi models [-h] [--json | get MODEL | rm MODEL ...]",
-        description="List the models on this machine. With get or rm, fetch or remove models instead.",
+        description="List the models on this machine. With get or rm, fetch or remove models instead. "
+        "Exit status: 0, or 2 if there is no such model.",
     )
     add_json(models)
     models.set_defaults(run=_list)

@@ -116,7 +116,7 @@ def add_repeatable(parser: Any, flag: str, dest: str, metavar: str, help: str) -
 
 def add_json(parser: Any) -> None:
     """Add the flag `--json`. A command prints the same facts with and without it, and has the same exit status."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON; the exit status is the same")
 
 
 def print_json(value: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from deploy.spec import Spec
 from deploy.spec.components import servers
 from deploy.spec.options import Value, settings_of
 from handler.config.loader import read_config
+from handler.core.child_processes import python
 from handler.core.errors import ConfigError
 
 Entry = tuple[str, str]
@@ -68,26 +68,22 @@ def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[s
         DeployError: an option is invalid.
     """
     first, *others = servers(spec)
-    server = _with_model(first, model)
+    is_own = model == first.model.id
+    server, replaced = _with_model(first, model), [*_not_here(first, others, model)]
     extra = with_arguments(server.model_copy(update={"options": {}, "environment": {}}), options, engine).options
-    replaced = [*_not_here(first, others, model)]
-    if model != first.model.id:
+    if not is_own:
         reason = f"the engine here is {engine or 'the default of the model'}"
-        replaced += [(f"options.{name}={value}", reason) for name, value in first.options.items() if name in _ENGINE]
-        kept = {name: value for name, value in first.options.items() if name not in _ENGINE}
-        server = server.model_copy(update={"options": kept})
+        replaced += [(f"options.{name}={value}", reason) for name, value in server.options.items() if name in _ENGINE]
+        server = _omit(server, {f"options.{name}" for name in _ENGINE})
     while problems := _problems(_with_options(server, extra)):
         omitted = [*_omitted(server, problems)]
         if not omitted:
             break
         replaced += [(f"{origin}={value}", f"omitted here: {text}") for origin, value, text in omitted]
-        names = {origin for origin, *_ in omitted}
-        server = server.model_copy(update={part: _without(server, part, names) for part in ("options", "environment")})
+        server = _omit(server, {origin for origin, *_ in omitted})
     num_options = len(server.options) + len(server.environment)
-    server = with_arguments(server, options, engine)
-    return LocalServer(
-        server, model == first.model.id, num_options, replaced, [problem["text"] for problem in problems]
-    )
+    texts = [problem["text"] for problem in problems]
+    return LocalServer(_with_options(server, extra), is_own, num_options, replaced, texts)
 
 
 def _with_model(server: Spec, model: str) -> Spec:
@@ -123,8 +119,8 @@ def _problems(server: Spec) -> list[dict[str, str]]:
     """Return the problems that `lmi serve --check` finds with a server's variables."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
     environ = {**inherited, **command_of(server, 0).environment}
-    words = [sys.executable, "-m", "handler", "serve", "--check", "--json"]
-    ended = subprocess.run(words, env=environ, capture_output=True, text=True)
+    words = json.dumps(["serve", "--check", "--json"])
+    ended = subprocess.run(python("handler.cli:run", words), env=environ, capture_output=True, text=True)
     try:
         problems: list[dict[str, str]] = json.loads(ended.stdout)["problems"]
     except ValueError:
@@ -142,6 +138,10 @@ def _omitted(server: Spec, problems: Sequence[Mapping[str, str]]) -> Iterator[tu
                 break
 
 
-def _without(server: Spec, part: str, origins: set[str]) -> dict[str, Value]:
-    values: dict[str, Any] = getattr(server, part)
-    return {name: value for name, value in values.items() if f"{part}.{name}" not in origins}
+def _omit(server: Spec, origins: set[str]) -> Spec:
+    """Return a server's specification without these fields of `options` and `environment`."""
+
+    def kept(part: str) -> dict[str, Any]:
+        return {name: value for name, value in getattr(server, part).items() if f"{part}.{name}" not in origins}
+
+    return server.model_copy(update={part: kept(part) for part in ("options", "environment")})

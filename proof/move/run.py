@@ -28,6 +28,7 @@ from deploy.errors import DeployError
 from deploy.spec.options import options_problems
 from deploy.spec.reading import read_spec
 from handler.cli import main
+from handler.config.options.names import KEY_VARIABLES
 from handler.core.command_line import print_json
 from handler.core.errors import ConfigError
 from proof.bench.processes import process
@@ -280,23 +281,28 @@ def _replay(arguments: argparse.Namespace, findings: Findings, url: str, against
     if not (output / "report.json").is_file():
         raise Ended(status)
     report = json.loads((output / "report.json").read_text())
-    numbers = {name: entry["requests"] for name, entry in report["classes"].items() if entry["requests"]}
-    same = sum(numbers.get(name, 0) for name in ("equal", "tie", *(() if is_own else ("text",))))
-    if same:
-        what = "do not differ from" if is_own else "have the status, framing and fields of"
-        shown = f"{same} of {report['compared']} responses {what} those of {', '.join(report['answered']['reference'])}"
-        findings.proven.append(("replay", shown))
+    _add_classes(findings, report, is_own=is_own)
     if not is_own:
         findings.not_proven.append(("texts", f"not compared, as {arguments.model} replaces the model"))
     elif sampled := sum(isinstance(item, Request) and not traits(item).greedy for item in open_requests(requests)):
         findings.not_proven.append((f"texts of {sampled} sampled requests", "sampled texts differ by themselves"))
-    findings.not_proven += [(location, reason) for location, reason in map(dict.values, report["unreadable"]["first"])]
     if against == "endpoint":
         findings.not_proven += [(f"{name}={os.environ[name]}", _EMULATED) for name in _ENDPOINTS if name in os.environ]
-    if report["beyond"]:
-        findings.fail(REPLAY, *((name, _beyond(report, name)) for name in report["beyond"]))
     compared: int = report["compared"]
     return compared
+
+
+def _add_classes(findings: Findings, report: dict[str, Any], *, is_own: bool) -> None:
+    """Add what the classes of a replay prove and refute, and the requests that were skipped."""
+    numbers = {name: entry["requests"] for name, entry in report["classes"].items()}
+    if same := sum(numbers[name] for name in ("equal", "tie", *(() if is_own else ("text",)))):
+        shown = "do not differ from" if is_own else "have the status, framing and fields of"
+        reference = ", ".join(report["answered"]["reference"])
+        text = f"{same} of {report['compared']} responses {shown} those of {reference}"
+        findings.proven.append(("replay", text))
+    findings.not_proven += [(location, reason) for location, reason in map(dict.values, report["unreadable"]["first"])]
+    if report["beyond"]:
+        findings.fail(REPLAY, *((name, _beyond(report, name)) for name in report["beyond"]))
 
 
 def _beyond(report: dict[str, Any], name: str) -> str:
@@ -321,26 +327,41 @@ def _conform(arguments: argparse.Namespace, findings: Findings, server: LocalSer
     }
     words += [word for rule in arguments.rule for word in ("--rule", rule)]
     words += [word for rule in skipped if rule not in arguments.rule for word in ("--skip", rule)]
-    status, _ = _run(words)
+    with _without_keys():
+        status, _ = _run(words)
     if status == INTERRUPTED:
         raise Ended(status)
     if not file.is_file():
         findings.fail(CONFORM, ("conform", f"no rule was tested (status {status})"))
         return
-    results = json.loads(file.read_text())["results"]
-    for name in ("sagemaker", profile):
-        verdicts = [result["result"] for result in results if result["profile"] == name]
+    _add_rules(findings, json.loads(file.read_text()), skipped)
+    if arguments.rule:
+        findings.not_proven.append(("other rules", f"only {', '.join(arguments.rule)} was tested (--rule)"))
+
+
+def _add_rules(findings: Findings, report: dict[str, Any], skipped: dict[str, str]) -> None:
+    """Add what the rules of a report of `lmi conform` prove and refute, and which were not tested."""
+    for profile in report["profiles"]:
+        verdicts = [result["result"] for result in report["results"] if result["profile"] == profile]
         if passed := verdicts.count("passed"):
             tested = len(verdicts) - verdicts.count("not asked")
-            findings.proven.append(("conform", f"{passed} of {tested} rules of {name} that could be tested"))
-    for result in results:
+            findings.proven.append(("conform", f"{passed} of {tested} rules of {profile} that could be tested"))
+    for result in report["results"]:
         rule = f"{result['rule']} ({result['profile']})"
         if result["result"] == "failed":
             findings.fail(CONFORM, (rule, f"expected: {result['wanted']}; received: {result.get('got', '')}"))
         elif result["result"] == "not asked":
             findings.not_proven.append((rule, skipped.get(result["rule"], result["why"])))
-    if arguments.rule:
-        findings.not_proven.append(("other rules", f"only {', '.join(arguments.rule)} was tested (--rule)"))
+
+
+@contextlib.contextmanager
+def _without_keys() -> Iterator[None]:
+    """Hide keys of servers in the environment, because the server here has no key."""
+    keys = {name: os.environ.pop(name) for name in KEY_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(keys)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

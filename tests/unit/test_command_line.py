@@ -396,7 +396,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        (["lmi", "s"], {"serve"}),
+        (["lmi", "se"], {"serve"}),
+        (["lmi", "skill", "install", "cl"], {"claude"}),
         (["lmi", "serve", "--proper"], {"--properties"}),
         (["lmi", "serve", "--tensor-parallel-d"], {"--tensor-parallel-degree"}),
         (["lmi", "serve", "./pypr"], {"./pyproject.toml"}),

@@ -280,7 +280,7 @@ OF_PROOF = {
     "replay": {"core"},
     "conform": {"__version__", "core", "config.environment"},
     "bench": {"core", "config", "engines", "serving.engine"},
-    "move": {"core", "config.loader", "cli"},
+    "move": {"core", "config", "cli"},
 }
 """A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
 

@@ -64,10 +64,11 @@ def test_bodies_alone_are_checked_and_never_called_equal(
     requests = write(
         endpoint.with_name("requests.jsonl"), [*BODIES, {"path": "/v1/embeddings", "body": {"input": "x"}}]
     )
-    for name, value in {"OPTION_DTYPE": "int3", "SERVING_JOB_QUEUE_SIZE": "nothing"}.items():
+    for name, value in {"OPTION_DTYPE": "int3", "SERVING_JOB_QUEUE_SIZE": "nothing", "LMI_API_KEY": "k"}.items():
         monkeypatch.setenv(name, value)  # of another server: it does not reach this one
-    status, report = found(endpoint.name, requests, *QUICK)
+    status, report = found(endpoint.name, requests, *QUICK, "--rule", "key")
     assert (status, report["failed"]) == (0, [])
+    assert has(report["not_proven"], "key.right (sagemaker): requires a key: LMI_API_KEY")
     assert [item.partition(":")[0] for item in report["proven"]] == ["adopt", "check", "start", "replay", "conform"]
     assert has(report["proven"], "4 of 4 responses have the form of the contract tgi; none was compared")
     assert not has(report["proven"], "equal")
@@ -75,7 +76,7 @@ def test_bodies_alone_are_checked_and_never_called_equal(
     assert has(report["not_proven"], "model deepseek-ai/DeepSeek-R1-Distill-Llama-8B: replaced here by demo")
     assert has(report["not_proven"], "options.llm_engine=vllm: the engine here is echo")
     assert has(report["not_proven"], "requests.jsonl:5: not checked: it has none of the fields inputs, messages")
-    assert has(report["not_proven"], "other rules: only ping was tested")
+    assert has(report["not_proven"], "other rules: only ping, key was tested")
     shown = capfd.readouterr()
     assert "not proven:\n" in shown.out
     assert "$ lmi deploy adopt --file old.json" in shown.err
