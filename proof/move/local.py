@@ -16,14 +16,12 @@ from deploy.spec import Spec
 from deploy.spec.components import servers
 from deploy.spec.options import Value, settings_of
 from handler.config.loader import read_config
+from handler.config.options.tables import BY_ROLLING_BATCH
 from handler.core.child_processes import python
 from handler.core.errors import ConfigError
 
 Entry = tuple[str, str]
 """A setting or a part of the endpoint by name, and a reason."""
-
-_ENGINE = ("llm_engine", "rolling_batch")
-"""Options that name the engine, which this machine may not have."""
 
 
 class LocalServer(NamedTuple):
@@ -73,8 +71,11 @@ def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[s
     extra = with_arguments(server.model_copy(update={"options": {}, "environment": {}}), options, engine).options
     if not is_own:
         reason = f"the engine here is {engine or 'the default of the model'}"
-        replaced += [(f"options.{name}={value}", reason) for name, value in server.options.items() if name in _ENGINE]
-        server = _omit(server, {f"options.{name}" for name in _ENGINE})
+        engines = {name: value for name, value in server.options.items() if _is_engine(name, value)}
+        replaced += [(f"options.{name}={value}", reason) for name, value in engines.items()]
+        server = _omit(server, {f"options.{name}" for name in engines})
+        if "rolling_batch" in engines:  # which also selects the schema of /invocations
+            extra = {"async_mode": server.options.get("async_mode", False), **extra}
     while problems := _problems(_with_options(server, extra)):
         omitted = [*_omitted(server, problems)]
         if not omitted:
@@ -84,6 +85,11 @@ def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[s
     num_options = len(server.options) + len(server.environment)
     texts = [problem["text"] for problem in problems]
     return LocalServer(_with_options(server, extra), is_own, num_options, replaced, texts)
+
+
+def _is_engine(name: str, value: Value) -> bool:
+    """Return whether an option names the engine, which this machine may not have."""
+    return name == "llm_engine" or (name == "rolling_batch" and value in BY_ROLLING_BATCH)
 
 
 def _with_model(server: Spec, model: str) -> Spec:

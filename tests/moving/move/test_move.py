@@ -14,7 +14,7 @@ from proof.move.contract import NoForm, fault
 from proof.move.local import local_server
 from proof.move.run import CONFORM, UNCOMPARED, Findings
 from proof.replay.exchange import Request, Response
-from tests.deploy.public_endpoints import PUBLIC, ROLE
+from tests.deploy.public_endpoints import PUBLIC
 
 pytestmark = pytest.mark.long
 
@@ -34,9 +34,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with a TGI endpoint, in the working directory."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "old.json"
-    path.write_text(
-        json.dumps({"Model": {**TGI.model, "ExecutionRoleArn": ROLE}, "EndpointConfig": TGI.endpoint_config})
-    )
+    path.write_text(json.dumps({"Model": TGI.model, "EndpointConfig": TGI.endpoint_config}))
     return path
 
 
@@ -175,6 +173,16 @@ def test_an_option_that_the_engine_here_refuses_is_named(endpoint: Path) -> None
     assert has(replaced, "options.quantize=awq: omitted here: must be one of int8, int4")
     assert "OPTION_MAX_ROLLING_BATCH_SIZE=2" in server.command(1234)
     assert server.profile() == "tgi"
+
+
+def test_without_the_option_that_names_the_engine_the_schema_stays(endpoint: Path) -> None:
+    tag = "djl-inference:0.36.0-lmi22.0.0-cu129"  # whose default is async mode, unless an option names an engine
+    endpoint.write_text(json.dumps({"Model": PUBLIC["Phi-3-mini"].but(image=tag).model}))
+    assert main(["deploy", "adopt", "--file", endpoint.name, "--name", "phi", "--output", "phi.yaml"]) == 0
+    server = local_server(read_spec(Path("phi.yaml")), "demo", "echo", [])
+    assert has([name for name, _ in server.replaced], "options.rolling_batch=vllm")
+    assert "OPTION_ASYNC_MODE=false" in server.command(1234)
+    assert server.profile() == "lmi-0.28"
 
 
 @pytest.mark.parametrize(
