@@ -40,9 +40,12 @@ def fault(profile: str, request: Request, response: Response) -> str:
         values = read_documents(response.body).values
     except NotJson as error:
         return str(error)
-    streams = traits(request).streams
+    if not traits(request).streams:
+        return next(_faults(profile, body, values), "")
+    at_root = request.route in ("/", "/invocations")
+    expected = OF_PROFILE[profile].content_type if at_root else "text/event-stream"
     media = response.content_type.partition(";")[0].strip().lower()
-    return next(_faults(profile, body, streams, values, media), "")
+    return next(_stream_faults(expected, media, values), "")
 
 
 def _body(request: Request) -> dict[str, Any]:
@@ -55,23 +58,37 @@ def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _faults(profile: str, body: dict[str, Any], streams: bool, values: list[Any], media: str) -> Iterator[str]:
+def _faults(profile: str, body: dict[str, Any], values: list[Any]) -> Iterator[str]:
     parameters = body.get("parameters")
     details = isinstance(parameters, dict) and parameters.get("details") is True
-    if any(isinstance(value, dict) and "error" in value for value in values):
+    if any(map(_is_error, values)):
         yield "an error with status 200"
-    if streams:
-        expected = OF_PROFILE[profile].content_type if "inputs" in body else "text/event-stream"
-        if media != expected:
-            yield f"the content type {media or 'is missing'}, not {expected}"
-        if not any(map(piece_of, values)):
-            yield "no event with text"
-    elif len(values) != 1 or text_of(values[0]) is None:
+    if len(values) != 1 or text_of(values[0]) is None:
         yield "no text"
     elif "inputs" in body:
         value = values[0]
         if isinstance(value, list) != (profile == "tgi"):
             yield "an object, not a list" if profile == "tgi" else "a list, not an object"
-        first = value[0] if isinstance(value, list) else value
-        if details and "details" not in first:
+        if details and "details" not in (value[0] if isinstance(value, list) else value):
             yield "no details, although the request asks for them"
+
+
+def _stream_faults(expected: str, media: str, values: list[Any]) -> Iterator[str]:
+    if any(map(_is_error, values)):
+        yield "an error with status 200"
+    if media != expected:
+        yield f"the content type {media or 'is missing'}, not {expected}"
+    if not any(piece_of(value) or _is_delta(value) for value in values):
+        yield "no event with text"
+
+
+def _is_error(value: Any) -> bool:
+    return isinstance(value, dict) and "error" in value
+
+
+def _is_delta(value: Any) -> bool:
+    """Return whether an event is a part of a chat, whose text may be reasoning or a tool call."""
+    match value:
+        case {"choices": [{"delta": {}}, *_]}:
+            return True
+    return False

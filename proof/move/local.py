@@ -24,6 +24,10 @@ Entry = tuple[str, str]
 """A setting or a part of the endpoint by name, and a reason."""
 
 
+_OF_MODEL = ("llm_engine", "reasoning_parser", "tool_call_parser", "revision")
+"""Options that only suit the endpoint's own model."""
+
+
 class LocalServer(NamedTuple):
     """What runs here instead of the endpoint's container.
 
@@ -70,11 +74,12 @@ def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[s
     server, replaced = _with_model(first, model), [*_not_here(first, others, model)]
     extra = with_arguments(server.model_copy(update={"options": {}, "environment": {}}), options, engine).options
     if not is_own:
-        reason = f"the engine here is {engine or 'the default of the model'}"
-        engines = {name: value for name, value in server.options.items() if _is_engine(name, value)}
-        replaced += [(f"options.{name}={value}", reason) for name, value in engines.items()]
-        server = _omit(server, {f"options.{name}" for name in engines})
-        if "rolling_batch" in engines:  # which also selects the schema of /invocations
+        elsewhere = {name: value for name, value in server.options.items() if _is_elsewhere(name, value)}
+        replaced += [
+            (f"options.{name}={value}", "of the replaced model or its engine") for name, value in elsewhere.items()
+        ]
+        server = _omit(server, {f"options.{name}" for name in elsewhere})
+        if "rolling_batch" in elsewhere:  # which also selects the schema of /invocations
             extra = {"async_mode": server.options.get("async_mode", False), **extra}
     while problems := _problems(_with_options(server, extra)):
         omitted = [*_omitted(server, problems)]
@@ -87,9 +92,9 @@ def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[s
     return LocalServer(_with_options(server, extra), is_own, num_options, replaced, texts)
 
 
-def _is_engine(name: str, value: Value) -> bool:
-    """Return whether an option names the engine, which this machine may not have."""
-    return name == "llm_engine" or (name == "rolling_batch" and value in BY_ROLLING_BATCH)
+def _is_elsewhere(name: str, value: Value) -> bool:
+    """Return whether an option belongs to the endpoint's model, or names its engine, which this machine may lack."""
+    return name in _OF_MODEL or (name == "rolling_batch" and value in BY_ROLLING_BATCH)
 
 
 def _with_model(server: Spec, model: str) -> Spec:

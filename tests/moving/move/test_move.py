@@ -72,7 +72,7 @@ def test_bodies_alone_are_checked_and_never_called_equal(
     assert not has(report["proven"], "equal")
     assert has(report["not_proven"], "equality: no response of the old endpoint was compared")
     assert has(report["not_proven"], "model deepseek-ai/DeepSeek-R1-Distill-Llama-8B: replaced here by demo")
-    assert has(report["not_proven"], "options.llm_engine=vllm: the engine here is echo")
+    assert has(report["not_proven"], "options.llm_engine=vllm: of the replaced model or its engine")
     assert has(report["not_proven"], "requests.jsonl:5: not checked: it has none of the fields inputs, messages")
     assert has(report["not_proven"], "other rules: only ping, key was tested")
     shown = capfd.readouterr()
@@ -221,6 +221,9 @@ EVENT = 'data:{"token":{"text":"a"}}\n\n'
         ("tgi", BODIES[1], "text/event-stream; charset=utf-8", EVENT, ""),
         ("lmi-0.28", BODIES[1], "text/event-stream", EVENT, "not application/jsonlines"),
         ("lmi-0.28", BODIES[1], "application/jsonlines", '{"token":{"text":"a"}}\n', ""),
+        ("lmi-0.28", {**BODIES[3], "stream": True}, "application/jsonlines", '{"choices":[{"delta":{}}]}\n', ""),
+        ("openai", {**BODIES[3], "stream": True}, "text/event-stream", 'data: {"choices":[{"delta":{}}]}\n\n', ""),
+        ("openai", {**BODIES[3], "stream": True}, "text/event-stream", 'data: {"error":{}}\n\n', "an error with"),
         ("tgi", BODIES[1], "text/event-stream", 'data:{"x":1}\n\n', "no event with text"),
         ("openai", BODIES[3], "application/json", '{"choices":[{"message":{"content":"a"}}]}', ""),
         ("openai", BODIES[3], "application/json", '[{"generated_text":"a"}]', ""),
