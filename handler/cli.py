@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handler import __version__
+from handler import __commit__, __version__
 from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import (
     KeptLines,
@@ -128,7 +128,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         tools: whether to add the commands of other installed packages. Searching for them is slow.
     """
     parser = Parser(prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=KeptLines)
-    parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
+    parser.add_argument("--version", action="version", version=_version())
     parser.meant = _MEANT
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     _add_serve(commands, flags=flags)
@@ -142,6 +142,10 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     completion = _add_completion(commands)
     completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
     return parser
+
+
+def _version() -> str:
+    return f"lmi-handler {__version__}" + (f" (commit {__commit__})" if __commit__ else "")
 
 
 def _add_serve(commands: Any, *, flags: bool) -> None:

@@ -1,7 +1,7 @@
 """The public API for a user's model.py: decorators, and the types that formatters receive and return.
 
 Names and attributes are the same as in djl_python 0.29 and later, so that a model.py runs unchanged with either package
-(docs/formatters.md).
+(docs/custom-code.md).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from tests.servers import LiveServer
 
 DOCUMENTS = Path(__file__).parents[1] / "docs" / "wire"
 
-PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "tensors.md#input-tensors", "openai.md#request"
-TGI, MINDIE = "tgi.md#parameters", "mindie.md#parameters"
+PARAMETERS, TENSORS, CHAT = "lmi.md#parameters", "other.md#input-tensors", "openai.md#request"
+TGI, MINDIE = "tgi.md#parameters", "other.md#mindies-parameters"
 
 Values = dict[str, tuple[Any, dict[str, Any]]]
 
@@ -240,7 +240,7 @@ def expected(heading: str, engine: str, name: str, unmet: Collection[str]) -> st
     """
     rows = table(heading)
     assert name in rows, f"docs/wire/{heading} needs a row for `{name}`"
-    if heading == MINDIE and "no effect" in rows[name]["type and range"]:
+    if heading == MINDIE and "no effect" in rows[name]["type and range (default)"]:
         return "ignored"
     condition = refusing(heading, name).get(engine)
     if name in unmet:

@@ -35,6 +35,7 @@ from deploy.resolve.components import Sums
 from deploy.resolve.fit import Resolution
 from deploy.resolve.resolver import advice
 from deploy.spec import Spec
+from deploy.spec.fields import fields_of
 from deploy.spec.reading import schema
 from handler.core.command_line import print_json
 
@@ -136,13 +137,22 @@ def _resolution_as_json(resolution: Resolution, sums: Sums | None) -> dict[str, 
     return more if sums is None else {**more, "components": components_as_json(sums)}
 
 
-# -- `lmi deploy schema`: print the specification's JSON schema --------------------------------------------------------
+# -- `lmi deploy schema`: print the specification's JSON schema, or the meaning of some fields -------------------------
 
 
 def add_schema(commands: Any) -> None:
-    commands.add_parser("schema", help="print the specification's JSON schema").set_defaults(run=_print_schema)
+    parser = commands.add_parser("schema", help="print the specification's JSON schema, or what its fields mean")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a section or a field, such as scaling or model.id")
+    parser.set_defaults(run=_print_schema)
 
 
 def _print_schema(arguments: argparse.Namespace) -> int:
-    print_json(schema())
+    if not arguments.names:
+        print_json(schema())
+        return 0
+    rows = {name: fields_of(name) for name in arguments.names}
+    if unknown := [name for name, fields in rows.items() if not fields]:
+        raise SpecError(f"{unknown[0]}: the specification has no such section or field")
+    for fields in rows.values():
+        print("\n".join(f"{name}: {meaning}" for name, meaning in fields))
     return 0

@@ -17,6 +17,7 @@ from deploy.resources.scaling import component_alarms, endpoint_alarms, scaling
 from deploy.resources.updating import endpoint_deployment, update_warnings
 from deploy.spec import Spec
 from deploy.spec.components import servers, shadow_of, title
+from deploy.spec.options import deprecated
 from deploy.spec.sections import Capture
 
 
@@ -156,4 +157,4 @@ def spec_digest(spec: Spec) -> str:
 
 def warnings(spec: Spec, decision: Decision) -> tuple[str, ...]:
     """Return all warnings for the user to read before confirming, each as a sentence."""
-    return (*decision.warnings, *update_warnings(spec), *beside_warnings(spec, decision))
+    return (*decision.warnings, *deprecated(spec), *update_warnings(spec), *beside_warnings(spec, decision))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from deploy.errors import SpecError
 from deploy.spec.components import servers, title
-from handler.config.loader import read_config
+from handler.config.loader import Reading, read_config
 from handler.config.options import KNOWN
 from handler.config.options.names import FRONTS, VARIABLES, find_option, variable
 
@@ -67,12 +67,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
         origins[f"environment variable {setting.name}"] = setting.origin
         environ[setting.name] = setting.value
     front = environ.get("LMI_FRONT") or "embedded"
-    reading = read_config(
-        properties=_properties(directory),
-        environ=environ,
-        java=front == "djl",
-        auto="",  # an image may choose the engine
-    )
+    reading = _read(environ, directory)
     lines = (
         []
         if front in FRONTS
@@ -83,6 +78,29 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
         if not origin.startswith("environment.") or problem.name in VARIABLES or find_option(problem.name, ""):
             lines.append(f"{origin}: {problem.message.replace('option.', '')}")
     return lines
+
+
+def _read(environ: Mapping[str, str], directory: Path | None) -> Reading:
+    return read_config(
+        properties=_properties(directory),
+        environ=environ,
+        java=environ.get("LMI_FRONT") == "djl",
+        auto="",  # an image may choose the engine
+    )
+
+
+def deprecated(spec: Spec) -> list[str]:
+    """Return the warnings about deprecated options and variables of this handler's images, each once."""
+    readings = (
+        _read(
+            {setting.name: setting.value for setting in settings_of(server.options, server.environment)},
+            server.model.directory,
+        )
+        for server in servers(spec)
+        if server.image.aws is None and not is_aws_image(server.image.uri or "")
+    )
+    lines = (warning for reading in readings for warning in reading.config.warnings)
+    return [*dict.fromkeys(line for line in lines if line.startswith("deprecated:"))]
 
 
 def _properties(directory: Path | None) -> Path | None:

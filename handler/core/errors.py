@@ -40,7 +40,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote
@@ -327,7 +327,21 @@ class Overloaded(Unavailable):
 
 
 class BadRequest(_OfTheClient):
-    """The request is refused before its body is read, or for a reason that is not in its body."""
+    """The request is refused before its body is read, or for a reason that is not in its body.
+
+    Args:
+        field: the field of a call about adapters that the message is about, or "". The message follows its name.
+    """
+
+    def __init__(self, *message: str, field: str = "", detail: str = "") -> None:
+        super().__init__(*(field + text for text in message), detail=detail)
+        self._field = field
+
+    def renamed(self, names: Mapping[str, str]) -> BadRequest:
+        """Return the error with the name that another dialect has for its field."""
+        if self._field not in names:
+            return self
+        return type(self)(self.message.removeprefix(self._field), field=names[self._field], detail=self.detail)
 
 
 class InvalidSession(BadRequest):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Sized
+from collections.abc import Callable, Hashable, Iterable, Sized
 from typing import Generic, TypeVar
 
 from handler.core.errors import Overloaded
@@ -44,7 +44,16 @@ class Shares(Counter[Owner]):
 
     def has_room(self, limit: int, owner: Owner) -> bool:
         """Return whether all owners have less than `limit`, or the owner has less than its equal share of it."""
-        return self.total() < limit or self[owner] < limit // len({*self, owner})
+        return share_is_left(limit, self, owner, self.total(), self[owner])
+
+
+def share_is_left(limit: int, owners: Iterable[Owner], owner: Owner, total: int, own: int) -> bool:
+    """Return whether `total` is less than `limit`, or `own`, what the owner has of it, less than an equal share.
+
+    Args:
+        owners: all that have something of the total.
+    """
+    return total < limit or own < limit // len({*owners, owner})
 
 
 class FairQueue(Generic[T]):

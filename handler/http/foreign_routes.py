@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from handler import __version__
+from handler import __commit__, __version__
 from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, ModelNotFound, NotFound, ServingError
 from handler.core.values import Task
@@ -134,10 +134,7 @@ class VllmRoutes:
         try:
             await change(name, src)
         except BadRequest as error:
-            field, _, rest = error.message.partition("=")
-            if field not in _NAMES:
-                raise
-            raise type(error)(f"{_NAMES[field]}={rest}") from None
+            raise error.renamed(_NAMES) from None
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _unregister(self, name: str, body: Mapping[str, Any]) -> str:
@@ -200,7 +197,7 @@ class TgiRoutes:
             "max_client_batch_size": MAX_PROMPTS if generates else MAX_TEXTS,  # TGI's own routes accept one prompt
             "router": "lmi-handler",
             "version": __version__,
-            "sha": None,
+            "sha": __commit__ or None,
             "docker_label": None,
             "default_sampling_params": self._model.context.generation.shown,
         }

@@ -1,4 +1,4 @@
-"""A reader and replies that call the formatters in a user's model.py (docs/formatters.md)."""
+"""A reader and replies that call the formatters in a user's model.py (docs/custom-code.md)."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
 class CustomReply(Reply):
     """A reply for an output formatter that takes a TextGenerationOutput, or the six arguments of LMI 0.28.
 
-    The formatter is called for each token as soon as it is generated. docs/formatters.md lists the exact calls.
+    The formatter is called for each token as soon as it is generated. docs/custom-code.md describes the calls.
 
     Args:
         call: the request.

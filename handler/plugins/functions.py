@@ -460,7 +460,7 @@ def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
         by_name = find_formatters(directory, module="ns_" + name.replace("-", "_").replace(".", "_"))
         formatters = Formatters(choose(by_name.inputs, None, "input"), choose(by_name.outputs, None, "output"))
     except (ConfigError, ValueError) as error:
-        raise AdapterFailed(f"src={directory}: {error}") from None
+        raise AdapterFailed(f"={directory}: {error}", field="src") from None
     return formatters if formatters.input or formatters.output else None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServerLost, ServingError
-from handler.core.fair_queue import OwnerTurns, Shares
+from handler.core.fair_queue import OwnerTurns, Shares, share_is_left
 from handler.core.text import Prompt, SequenceState, prompt_tokens
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import EngineRequest, Output, Step, engine_failure
@@ -274,8 +274,7 @@ class OwnerQueues(Generic[Item]):
         """Return whether an owner may add an item to a queue with this limit. If the queue is full, an owner still has
         its equal share, as in `FairQueue`.
         """
-        num_owners = len({*self._queues, owner})
-        return len(self) < limit or len(self._queues.get(owner, ())) < limit // num_owners
+        return share_is_left(limit, self._queues, owner, len(self), len(self._queues.get(owner, ())))
 
     def newest_of_largest(self, owner: str) -> int | None:
         """Return the id of the newest item of the owner with the most items, or None if `owner` would have as many with

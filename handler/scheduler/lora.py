@@ -65,7 +65,9 @@ def check_name(name: str) -> None:
         BadRequest: the name is empty, too long or only dots, or contains a character that is not allowed.
     """
     if not is_name(name):
-        raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not only dots")
+        raise BadRequest(
+            f"={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not only dots", field="name"
+        )
 
 
 def adapter_path(src: str, base: Path | None) -> Path:
@@ -78,38 +80,40 @@ def adapter_path(src: str, base: Path | None) -> Path:
     directory = _local(src, base)
     try:
         if not directory.is_dir():
-            raise AdapterFailed(f"src={src}: there is no such directory")
+            raise AdapterFailed(f"={src}: there is no such directory", field="src")
         _check_config(src, directory / "adapter_config.json")
         weights = [file for name in _WEIGHTS if (file := directory / name).exists()]
         if not weights:
-            raise AdapterFailed(f"src={src}: contains neither {' nor '.join(_WEIGHTS)}")
+            raise AdapterFailed(f"={src}: contains neither {' nor '.join(_WEIGHTS)}", field="src")
         for file in weights:  # check all of them, since engines differ in which one they open
             _check_regular(src, file)
     except OSError as error:
-        raise AdapterFailed(f"src={src}: cannot be read: {error.strerror or error}") from None
+        raise AdapterFailed(f"={src}: cannot be read: {error.strerror or error}", field="src") from None
     return directory
 
 
 def _local(src: str, base: Path | None) -> Path:
     if not src.isprintable():
-        raise BadRequest(f"src={src!r}: must be a path of printable characters")
+        raise BadRequest(f"={src!r}: must be a path of printable characters", field="src")
     scheme, colon, _ = src.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         try:
             url = urllib.parse.urlsplit(src)
         except ValueError as error:
-            raise BadRequest(f"src={src}: {error}") from None
+            raise BadRequest(f"={src}: {error}", field="src") from None
         if url.scheme != "file" or url.netloc not in ("", "localhost") or url.query or url.fragment:
-            raise BadRequest(f"src={src}: must be a directory on this machine, as a path or as file:///path")
+            raise BadRequest(f"={src}: must be a directory on this machine, as a path or as file:///path", field="src")
         path = Path(urllib.parse.unquote(url.path))
         if not path.is_absolute():
-            raise BadRequest(f"src={src}: the path in a file URL must be absolute, as in file:///path")
+            raise BadRequest(f"={src}: the path in a file URL must be absolute, as in file:///path", field="src")
         return path
     path = Path(src)
     if path.is_absolute():
         return path
     if base is None:
-        raise BadRequest(f"src={src}: must be an absolute path: the model has no directory to resolve it against")
+        raise BadRequest(
+            f"={src}: must be an absolute path: the model has no directory to resolve it against", field="src"
+        )
     return base / path
 
 
@@ -119,20 +123,22 @@ def _check_config(src: str, file: Path) -> None:
         with file.open("rb") as stream:
             content = stream.read(MAX_CONFIG + 1)
         if len(content) > MAX_CONFIG:
-            raise AdapterFailed(f"src={src}: {file.name} has more than {MAX_CONFIG} bytes")
+            raise AdapterFailed(f"={src}: {file.name} has more than {MAX_CONFIG} bytes", field="src")
         config = json.loads(text_files.decode(content, mark=False), parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError:
-        raise AdapterFailed(f"src={src}: contains no {file.name}") from None
+        raise AdapterFailed(f"={src}: contains no {file.name}", field="src") from None
     except RecursionError:
-        raise AdapterFailed(f"src={src}: {file.name} is nested too deeply") from None
+        raise AdapterFailed(f"={src}: {file.name} is nested too deeply", field="src") from None
     except ValueError as error:
-        raise AdapterFailed(f"src={src}: {file.name} is not JSON: {error}") from None
+        raise AdapterFailed(f"={src}: {file.name} is not JSON: {error}", field="src") from None
     if not isinstance(config, dict):
-        raise AdapterFailed(f"src={src}: {file.name} does not describe a LoRA adapter: it is not a JSON object")
+        raise AdapterFailed(
+            f"={src}: {file.name} does not describe a LoRA adapter: it is not a JSON object", field="src"
+        )
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         value = repr(kind[:80]) if isinstance(kind, str) else "not a string"  # its repr may have any length
-        raise AdapterFailed(f"src={src}: {file.name} does not describe a LoRA adapter (peft_type: {value})")
+        raise AdapterFailed(f"={src}: {file.name} does not describe a LoRA adapter (peft_type: {value})", field="src")
 
 
 def _check_regular(src: str, file: Path) -> None:
@@ -143,7 +149,7 @@ def _check_regular(src: str, file: Path) -> None:
         OSError: the file is missing, or its status cannot be read.
     """
     if not stat.S_ISREG(file.stat().st_mode):
-        raise AdapterFailed(f"src={src}: {file.name} is not a regular file")
+        raise AdapterFailed(f"={src}: {file.name} is not a regular file", field="src")
 
 
 def _finite(text: str) -> float:
@@ -519,7 +525,8 @@ class AdapterRoots(NamedTuple):
         """
         if not _is_below(_local(src, base), (*self.own, *self.others)):
             raise BadRequest(
-                f"src={src}: adapters can be registered only from the model's directory and from option.adapters_root"
+                f"={src}: adapters can be registered only from the model's directory and from option.adapters_root",
+                field="src",
             )
 
     def allow_code(self, directory: Path) -> bool:

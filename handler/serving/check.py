@@ -35,7 +35,7 @@ from handler.serving.engine import check_replicas, choose_engine, served_task
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.tracing import find_exporter
 from handler.serving.request_log import check_log
-from handler.serving.secure_mode import check_adapter
+from handler.serving.secure_mode import adapter_problem
 from handler.serving.sessions import sessions_root
 from handler.serving.stored_responses import check_store
 from handler.serving.user_code import (
@@ -103,7 +103,8 @@ def _check_engine(reading: Reading, directory: Path | None, problems: Problems) 
             for path in adapters_at_start(config, directory).values():
                 with problems:
                     check_model_py(model_py(path))
-                    check_adapter(path, ConfigError)
+                    if problem := adapter_problem(path):
+                        raise ConfigError(f"src={path}: {problem}")
 
 
 def without_model_data(reading: Reading) -> Reading:

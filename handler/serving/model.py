@@ -37,7 +37,7 @@ from handler.serving.request.captured import CapturedTask
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
 from handler.serving.request_log import RequestLog
-from handler.serving.secure_mode import check_adapter
+from handler.serving.secure_mode import adapter_problem
 
 
 def with_labels(engine: SteppedEngine, context: ServerContext) -> SteppedEngine:
@@ -420,11 +420,13 @@ class ServedAdapters:
     def _load_formatters(self, path: Path, name: str) -> Formatters | None:
         if self._of_server is not None:
             return None
-        check_adapter(path)
+        if problem := adapter_problem(path):
+            raise AdapterFailed(f"={path}: {problem}", field="src")
         if path not in self.at_start.values() and not self._roots.allow_code(path) and model_py(path) is not None:
             raise AdapterFailed(
-                f"src={path}: contains model.py, which the server does not run from outside the model's directory; "
-                "remove the file, or set option.adapters_code=true"
+                f"={path}: contains model.py, which the server does not run from outside the model's directory; "
+                "remove the file, or set option.adapters_code=true",
+                field="src",
             )
         return load_adapter_formatters(path, name)
 

@@ -16,7 +16,7 @@ from handler.config import environment, gguf
 from handler.config.config import Config
 from handler.config.model_files import read_json
 from handler.config.options import ENTRY_POINTS
-from handler.core.errors import AdapterFailed, ConfigError, Problem, refuse
+from handler.core.errors import ConfigError, Problem, refuse
 
 _CONTROLS, _CHANNELS = "SAGEMAKER_SECURITY_CONTROLS", "SAGEMAKER_UNTRUSTED_CHANNELS"
 
@@ -64,18 +64,14 @@ def check_secure_mode(config: Config, home: Path | None, files: Iterable[Path]) 
     refuse([*(_problem(_SCRIPTS, str(file)) for file in files if _SCRIPTS in names), *problems])
 
 
-def check_adapter(path: Path, failure: Callable[[str], Exception] = AdapterFailed) -> None:
-    """Check an adapter's directory against the controls of secure mode.
-
-    Args:
-        failure: the exception to raise if a control forbids one of its files.
+def adapter_problem(path: Path) -> str:
+    """Return what the controls of secure mode forbid in an adapter's directory, or "".
 
     Raises:
         ConfigError: the controls are invalid.
     """
-    for name in sorted(controls()):
-        for what in _of_adapter(name, path):
-            raise failure(f"src={path}: {_problem(name, what).message}")
+    found = (_problem(name, what) for name in sorted(controls()) for what in _of_adapter(name, path))
+    return next((problem.message for problem in found), "")
 
 
 def _problem(control: str, what: str) -> Problem:

@@ -64,7 +64,7 @@ class Pins(NamedTuple):
         return dict(re.findall(r"^([\w.-]+==\S+).*\\((?:\n +--hash=\S+(?: \\)?)+)$", self.text, re.MULTILINE))
 
 
-ALL = Pins(".ci/constraints.txt", ("cpu", "deploy", "dev", "browser", "docs"), ("setuptools>=77", "uv<1"))
+ALL = Pins(".ci/constraints.txt", ("cpu", "deploy", "dev", "browser", "docs"), ("hatchling", "setuptools>=77", "uv<1"))
 CPU = Pins("docker/constraints-cpu.txt", ("cpu", "images", "audio", "container", "openai"))
 GPU = Pins(
     "docker/constraints-gpu.txt",
@@ -119,7 +119,7 @@ def test_a_pin_is_in_the_range_of_each_requirement(file: Pins, python: str, mach
         (GPU, 40),
         (LLAMACPP_BUILD, 5),
         (LLAMACPP_SOURCE, 1),
-        (WHEEL, 1),
+        (WHEEL, 6),
         (BILL, 30),
     ],
     ids=["all", "cpu", "llamacpp", "gpu", "llamacpp-build", "llamacpp-source", "wheel", "bill"],
@@ -196,11 +196,10 @@ def test_no_step_of_an_image_installs_what_is_not_pinned() -> None:
 
 def test_what_builds_the_wheel_is_what_the_tests_build_it_with() -> None:
     assert WHEEL.hashes().items() <= ALL.hashes().items()
-    required = [Requirement(line) for line in PYPROJECT["build-system"]["requires"]]
+    [required] = [Requirement(line) for line in PYPROJECT["build-system"]["requires"]]
     for python in PYTHONS:
         versions = WHEEL.versions(environment(python, "x86_64"))
-        assert [versions.pop(requirement.name) in requirement.specifier for requirement in required] == [True]
-        assert versions == {}
+        assert versions[required.name] in required.specifier
     dist = subprocess.run(["make", "-n", "dist"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"--build-constraint {ALL.path}" in dist
 

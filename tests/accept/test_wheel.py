@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import email
+import functools
+import http.server as http_server
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.environment import clean_environment
-from tests.install import environment
+from tests.install import UV, environment
+from tests.release import distributions, provenance
+from tests.release.checkout import clone
 from tests.servers import http, serve
 
 ROOT = Path(__file__).parents[2]
 OWN = {
-    *("backports", "cryptography", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
+    *("backports_zstd", "cryptography", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
     *("starlette", "uvicorn", "httptools", "uvloop", "websockets"),
 }
 NEEDED = (  # by the wheel without extras, and by what that needs; some on some versions of Python only
-    *OWN,
+    *OWN - {"backports_zstd"},
+    "backports",
     *("anyio", "click", "exceptiongroup", "h11", "idna", "six.py", "sniffio", "typing_extensions.py"),
 )
 
@@ -71,6 +78,49 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     files = [path for name in ("handler", "deploy", "proof") for path in (ROOT / name).rglob("*") if path.is_file()]
     files = [path for path in files if path.suffix not in (".md", ".pyc") or path.name == "SKILL.md"]
     assert held == {path.relative_to(ROOT).as_posix() for path in files}
+
+
+def test_the_source_distribution_holds_what_the_wheel_is_built_of(wheel: Path) -> None:
+    [source] = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as found:
+        built = {name for name in found.namelist() if ".dist-info/" not in name}
+    assert held == built | {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of one commit, of the files as they are now."""
+    return clone(tmp_path_factory.mktemp("checkout"))
+
+
+def test_two_builds_of_a_commit_are_equal_under_any_umask(checkout: Path, tmp_path: Path) -> None:
+    built = []
+    for umask in (0o022, 0o077):
+        copy = tmp_path / f"{umask:o}"
+        subprocess.run(["git", "clone", "--quiet", str(checkout), str(copy)], umask=umask, check=True)
+        (copy / "handler" / "left_over.py").touch()
+        command = [sys.executable, "-m", "tests.release.distributions", "dist"]
+        done = subprocess.run(command, cwd=copy, umask=umask, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        built.append({Path(name).name: (copy / name).read_bytes() for name in done.stdout.split()})
+    assert {Path(name).suffix for name in built[0]} == {".whl", ".gz"}
+    assert built[0] == built[1]
+
+
+def test_the_distributions_have_the_commit_that_they_are_built_of(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "README.md").write_text("not committed")
+    wheel, source = distributions.build(checkout, tmp_path)
+    commit = distributions.head(checkout)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(distributions.COMMIT).decode() == f"{commit}\n"
+        archive.extract("handler/__init__.py", tmp_path)
+        archive.extract(distributions.COMMIT, tmp_path)
+    with tarfile.open(source) as sources:
+        assert f"{source.name.removesuffix('.tar.gz')}/{distributions.COMMIT}" in sources.getnames()
+    command = [sys.executable, "-c", "import handler; print(handler.__commit__)"]
+    assert subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout == f"{commit}\n"
 
 
 def test_it_and_the_source_distribution_have_the_license(wheel: Path) -> None:
@@ -191,18 +241,75 @@ def test_its_programs_run(python: Path, tmp_path: Path) -> None:
         assert done.stdout
 
 
+@pytest.fixture(scope="module")
+def index(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a package index on loopback, which has the wheel and the source distribution, and nothing else."""
+    directory = tmp_path_factory.mktemp("index")
+    project = directory / "simple" / "lmi-handler"
+    project.mkdir(parents=True)
+    links = []
+    for path in (wheel, *wheel.parent.glob("*.tar.gz")):
+        shutil.copy(path, project)
+        links.append(f'<a href="{path.name}#sha256={provenance.sha256(path)}">{path.name}</a>')
+    (project / "index.html").write_text(f"<!doctype html><html><body>{' '.join(links)}</body></html>")
+    handler = functools.partial(_Quiet, directory=str(directory))
+    with http_server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/simple"
+        server.shutdown()
+
+
+class _Quiet(http_server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def _by_uvx(index: str, directory: Path) -> list[str]:
+    uvx = str(UV.with_name("uvx"))
+    given = ["--python", sys.executable, "--index", index, "--refresh-package", "lmi-handler"]
+    return [uvx, *given, "--from", "lmi-handler[cpu]", "lmi"]
+
+
+def _by_pip(index: str, directory: Path) -> list[str]:
+    _run(sys.executable, "-m", "venv", str(directory / "environment"))
+    bin = directory / "environment" / "bin"
+    _run(str(bin / "pip"), "install", "--quiet", "--extra-index-url", index, "lmi-handler[cpu]")
+    return [str(bin / "lmi")]
+
+
+def _by_pip_from_source(index: str, directory: Path) -> list[str]:
+    given = ["--index", index, "--no-binary", "lmi-handler", "--refresh-package", "lmi-handler"]
+    return [str(environment(directory / "environment", *given, "lmi-handler[cpu]").with_name("lmi"))]
+
+
+def _by_pipx(index: str, directory: Path) -> list[str]:
+    pipx = [str(UV), "tool", "run", "--python", sys.executable, "pipx"]
+    _run(*pipx, "install", "--python", sys.executable, f"--pip-args=--extra-index-url {index}", "lmi-handler[cpu]")
+    return [str(directory / "bin" / "lmi")]
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("form", ["wheel", pytest.param("sdist", marks=pytest.mark.nightly)])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "install",
+    [
+        pytest.param(_by_uvx, id="uvx"),
+        pytest.param(_by_pip, id="pip", marks=pytest.mark.nightly),
+        pytest.param(_by_pip_from_source, id="sdist", marks=pytest.mark.nightly),
+        pytest.param(_by_pipx, id="pipx", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_user_installs_it_and_the_demo_model_answers(
-    form: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Callable[[str, Path], list[str]], index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pip install 'lmi-handler[cpu]'`, with all that it needs and nothing of ours, outside of the repository."""
+    """From an index, with all that it needs and nothing of ours, outside of the repository: `lmi serve` alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    given = ["--find-links", str(wheel.parent), "--refresh-package", "lmi-handler"]
-    form_given = ["--only-binary" if form == "wheel" else "--no-binary", "lmi-handler"]
-    python = environment(tmp_path / "environment", *given, *form_given, "lmi-handler[cpu]")
-    with serve(python=str(python)) as server:
+    monkeypatch.setenv("PIPX_HOME", str(tmp_path / "pipx"))
+    monkeypatch.setenv("PIPX_BIN_DIR", str(tmp_path / "bin"))
+    python, *program = install(index, tmp_path)
+    with serve(python=python, program=program, seconds=500) as server:
+        assert "loading the demo model with openvino" in server.log
         body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 2}}
         answer = http.post(server.url + "/invocations", json=body)
         assert (answer.status_code, answer.json()) == (200, {"generated_text": " Paris."})

@@ -1,4 +1,4 @@
-"""docs/migrating/tutorials.md, each of its rows on the engine echo; `python -m tests.app.test_tutorials` writes it."""
+"""docs/adopt.md about notebooks, each of them on the engine echo; `python -m tests.app.test_tutorials` writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.deploy.tutorials import TUTORIALS, Tutorial
 from tests.docs.pages import fill, table
 from tests.servers import http
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "migrating" / "tutorials.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "adopt.md"
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,10 @@ def test_the_notebook_reads_its_answer(tutorial: Tutorial, properties: Path) -> 
 
 
 def render() -> str:
-    rows = (
-        (f"`{name}`<br>{repository}", one.change, one.note)
-        for repository, group in TUTORIALS.items()
-        for name, one in group.items()
-    )
-    text = table(("notebook", "change, besides the image", "then"), rows)
+    named = [(name, one) for group in TUTORIALS.values() for name, one in group.items()]
+    rows = ((f"`{name}`", f"{one.change}. {one.note}") for name, one in named if one.change)
+    same = ", ".join(f"`{name}`" for name, one in named if not one.change)
+    text = f"{table(('notebook', 'change, besides the image'), rows)}\nThese need no other change: {same}.\n"
     return fill(DOCUMENT.read_text(encoding="utf-8"), "tutorials", text)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from handler import __commit__, __version__
 from handler.core.values import Sampling
 from tests.browser.conftest import Open, needed
 from tests.browser.test_page import ANSWER, PHONE, ready, send, unfold, until, whole
@@ -538,12 +539,30 @@ def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page
         "Device": "cpu",
         "Context, tokens": "131,072",
         "Replicas": "1",
+        "Version": __version__ + (f", commit {__commit__[:12]}" if __commit__ else ""),
     }
     defaults = Sampling()
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         assert float(page.get_attribute(f"#p-{name}", "placeholder")) == getattr(defaults, name)
     assert page.input_value("#p-temperature") == "0.7"
     assert page.input_value("#p-top_p") == "0.9"
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"json": {"version": "2.0.0", "sha": "0123456789abcdef"}}, "2.0.0, commit 0123456789ab"),
+        ({"body": "of the user's own code"}, "–"),
+    ],
+)
+def test_it_says_the_commit(slow_server: LiveServer, open_page: Open, answer: dict[str, Any], shown: str) -> None:
+    page = open_page(slow_server)
+    page.route("**/info", lambda route: route.fulfill(**answer))
+    page.reload()
+    ready(page)
+    unfold(page, "Server")
+    until(page, "document.querySelector('#s-replicas').textContent == '1'")
+    assert page.inner_text("#s-version") == shown
 
 
 # -- parameters, the model, the theme, and what comes before the first token -------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.deploy.local.servers import OTHER
 
 pytestmark = pytest.mark.clients
 
-_EXAMPLES = Path(__file__).parents[2] / "docs" / "client.md"
+_EXAMPLE = Path(__file__).parents[2] / "examples" / "sagemaker" / "stream.mjs"
 _ERRORS = "software.amazon.awssdk.services.sagemakerruntime.model."
 
 Ask = Callable[..., Any]
@@ -63,12 +62,10 @@ def test_javascript_shows_a_refusal(javascript: Driver, sagemaker_url: str, how:
     assert (outcome.error, outcome.message) == ("ValidationError", OTHER)
 
 
-def test_the_documents_example_runs(sagemaker_url: str, tmp_path: Path) -> None:
-    """docs/client.md, as it stands."""
-    (code,) = re.findall(r"```js\n(.*?)```", _EXAMPLES.read_text(), re.DOTALL)
+def test_the_example_runs(sagemaker_url: str, tmp_path: Path) -> None:
     with skipped_without():
         (tmp_path / "node_modules").symlink_to(toolchains.node_modules())
-    (tmp_path / "example.mjs").write_text(code.replace("my-endpoint", "local"))
+    (tmp_path / "example.mjs").write_text(_EXAMPLE.read_text().replace("my-endpoint", "local"))
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_ENDPOINT_URL": sagemaker_url}
     done = subprocess.run(
         ["node", "example.mjs"],

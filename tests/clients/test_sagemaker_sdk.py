@@ -1,4 +1,4 @@
-"""docs/sagemaker-sdk.md: every block of it, by SageMaker's SDKs, against `lmi deploy local --aws`."""
+"""SageMaker's SDKs against `lmi deploy local --aws`, and what docs/client.md says about them."""
 
 from __future__ import annotations
 
@@ -18,49 +18,46 @@ from deploy.deployer.calls import CALLS
 from deploy.export.sdk import sdk_program
 from deploy.resources.build import resources
 from deploy.resources.resource import resolved
+from handler import __version__
 from handler.config.loader import read_config
 from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, Script
 from tests.deploy.cases import CASES, decision, spec
 from tests.deploy.doubles.archives import archive
 from tests.deploy.local.servers import rehearsal
-from tests.docs.blocks import Block, parse
 from tests.examples.programs import EXAMPLES
 
 pytestmark = pytest.mark.clients
 
 _TESTS = Path(__file__).parent
-PAGE = (_TESTS.parents[1] / "docs" / "sagemaker-sdk.md").read_text()
+PAGE = (_TESTS.parents[1] / "docs" / "client.md").read_text()
 SAYS = " one two three"
 _NOWHERE = "http://127.0.0.1:9"
-IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1.1.0"
+IMAGE = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:{__version__}"
 OBJECTS = [
     ("my-bucket", "model.tar.gz", "model/config.json"),
     ("models", "llama-3-8b/config.json", "adapters/french.tar.gz", "adapters/legal.tar.gz"),
 ]
-"""Of the page, and of the deployment that is exported: buckets with their objects."""
+"""Of the programs, and of the deployment that is exported: buckets with their objects."""
 STEPS = ("create", "wait", "invoke", "stream", "delete")
 
 
 class Sdk(NamedTuple):
-    """How the page calls one.
+    """One of them.
 
     Attributes:
-        block: the first words of its first block.
-        component: what its block of components has, and no other's.
+        name: of its program in scripts/sagemaker/programs.
     """
 
     name: str
     environment: str
     package: str
-    block: str
-    component: str
 
 
 SDKS = (
-    Sdk("v2", "sagemaker", "sagemaker", "from sagemaker import Model, Session", "EndpointType"),
-    Sdk("core", "sagemaker-3", "sagemaker-core", "import json\n\nfrom deploy.client", "shared-core"),
-    Sdk("serve", "sagemaker-3", "sagemaker-serve", "import json\n\nimport boto3", "shared-serve"),
+    Sdk("v2", "sagemaker", "sagemaker"),
+    Sdk("core", "sagemaker-3", "sagemaker-core"),
+    Sdk("serve", "sagemaker-3", "sagemaker-serve"),
 )
 
 
@@ -72,14 +69,8 @@ def version(package: str) -> str:
     return found[1]
 
 
-def block(having: str) -> str:
-    """The block of the page that has a text."""
-    (found,) = (item.text for item in parse(PAGE).items if isinstance(item, Block) and having in item.text)
-    return found
-
-
 class Program:
-    """A block of the page, run step by step in the environment of its SDK."""
+    """A program, run step by step in the environment of its SDK."""
 
     def __init__(self, sdk: Sdk, variables: dict[str, str]) -> None:
         python = str(toolchains.python(sdk.environment))
@@ -87,10 +78,15 @@ class Program:
         search = {"PYTHONPATH": str(scripts), "PYTHONUTF8": "1", "HTTPS_PROXY": _NOWHERE}
         self._script = Script([python, str(scripts / "sagemaker" / "drive_page.py")], {**variables, **search})
         self._driver = Driver(self._script)
-        head, *steps = re.split(r"^# (?=[A-Z][a-z]+$)", block(sdk.block), flags=re.M)
+        text = (scripts / "sagemaker" / "programs" / f"{sdk.name}.py").read_text()
+        head, *steps = re.split(r"^# (?=[A-Z][a-z]+$)", text, flags=re.M)
         self._steps = {name.lower(): code for name, _, code in (step.partition("\n") for step in steps)}
-        assert tuple(self._steps) == STEPS
+        assert tuple(self._steps)[: len(STEPS)] == STEPS
         self._printed = {"": self.run(head)}
+
+    def alone(self, step: str) -> str:
+        """Run a step after the last, which needs only the first; return what it prints."""
+        return self.run(self._steps[step])
 
     def run(self, code: str) -> str:
         return str(self._driver.generate("", code))
@@ -111,8 +107,10 @@ class Program:
 
 @pytest.fixture(scope="module")
 def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """AWS, with the bucket, the model and the role that the page names."""
-    with rehearsal(tmp_path_factory.mktemp("rehearsal"), "--engine", "echo", "--image", "lmi-handler:1.1.0") as (
+    """AWS, with the bucket, the model and the role that the programs name."""
+    with rehearsal(
+        tmp_path_factory.mktemp("rehearsal"), "--engine", "echo", "--image", f"lmi-handler:{__version__}"
+    ) as (
         _,
         own,
     ):
@@ -196,16 +194,16 @@ def test_stream(sdk: Sdk, program: Program) -> None:
 
 
 def test_component(sdk: Sdk, program: Program, control: Any) -> None:
-    """Its block takes the model, or what made it, from the blocks above."""
+    """It takes the model, or what made it, from the first step."""
     program.upto("create")
-    assert program.run(block(sdk.component)).endswith(f"{SAYS}\n")
+    assert program.alone("component").endswith(f"{SAYS}\n")
     found = control.describe_inference_component(InferenceComponentName=f"a-{sdk.name}")
     assert found["InferenceComponentStatus"] == "InService"
     assert found["EndpointName"] == f"shared-{sdk.name}"
 
 
 def djl_model(program: Program) -> None:
-    """The table has each of the variables, and this server reads all of them."""
+    """The page has each of the variables, and this server reads all of them."""
     code = """
 import json
 from sagemaker.djl_inference import DJLModel
@@ -219,12 +217,12 @@ print(json.dumps(DJLModel(
     found = read_config(environ=environ)
     assert not found.problems
     without_effect = {name for name in environ if any(name in warning for warning in found.config.warnings)}
-    table = PAGE.partition("| argument of `DJLModel`")[2].partition("\n\n")[0]
-    assert set(re.findall("`([A-Z_]+)`", table)) == environ.keys() - without_effect
+    listed = PAGE.partition("**`DJLModel`**")[2].partition("\n")[0]
+    assert set(re.findall("`([A-Z_]+)`", listed)) == environ.keys() - without_effect
 
 
 def serializers(program: Program) -> None:
-    assert program.run(block("sagemaker.core.serializers")) == f"{SAYS}\n"
+    assert program.alone("serializers") == f"{SAYS}\n"
 
 
 def zeros(program: Program) -> None:
@@ -345,4 +343,4 @@ def test_delete(sdk: Sdk, program: Program, control: Any) -> None:
 
 
 def test_the_tested_versions_are_on_the_page(sdk: Sdk) -> None:
-    assert f"{sdk.package} {version(sdk.package)} |" in PAGE
+    assert f"tested with {sdk.package} {version(sdk.package)}\n" in PAGE

@@ -9,6 +9,8 @@ import gzip
 import json
 import re
 import struct
+import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -382,7 +384,9 @@ CALLS: dict[str, tuple[str, Any]] = {
     "logging": of_call("LogSettings"),
 }
 
-_FLAG = {"triton_enable_empty_final_response": {"bool_param": True}}
+_ENDS = "triton_enable_empty_final_response"
+_PAUSE = 0.5  # seconds between an answer's end and the next request
+_FLAG = {_ENDS: {"bool_param": True}}
 _STREAM: dict[str, Any] = {"name": DECOUPLED}
 CONVERSATIONS: dict[str, list[Any]] = {
     "tokens": [asking(*RAW, STREAMS, **_STREAM, id="7")],
@@ -396,17 +400,15 @@ CONVERSATIONS: dict[str, list[Any]] = {
     "an input missing": [asking(RAW[1], **_STREAM, id="7")],
     "three bytes for four": [asking(RAW[0], RAW[1]._replace(data=b"123"), **_STREAM, id="7")],
     "no contents": [asking(RAW[0], RAW[1]._replace(data=None), **_STREAM, id="7")],
-    "a flag of another type": [
-        asking(**_STREAM, id="7", parameters={"triton_enable_empty_final_response": {"int64_param": 1}})
-    ],
+    "a flag of another type": [asking(**_STREAM, id="7", parameters={_ENDS: {"int64_param": 1}})],
     "an id twice": [asking(**_STREAM, id="7"), asking(**_STREAM, id="7")],
     "an error of the model": [
         asking(RAW[0]._replace(data=packed("a b <raise>")), *RAW[1:], STREAMS, **_STREAM, id="7")
     ],
-    "errors between answers": [
-        asking(*RAW, STREAMS, **_STREAM, id="1"),
-        asking(name="nope", id="2"),
-        asking(**_STREAM, id="3"),
+    "an error between answers, each with an empty end": [
+        asking(*RAW, STREAMS, **_STREAM, id="1", parameters=_FLAG),
+        asking(name="nope", id="2", parameters=_FLAG),
+        asking(**_STREAM, id="3", parameters=_FLAG),
     ],
 }
 
@@ -532,17 +534,28 @@ def _words(message: str) -> str:
 def told(address: Tritonserver, requests: list[Any], name: str) -> tuple[dict[str, list[Any]], list[bool]]:
     """The texts and the errors of a stream, by the request's id, and which message says that it is the last one."""
     found, finals = dict[str, list[Any]](), list[bool]()
-    for request in requests:
-        request.model_name = name if request.model_name == DECOUPLED else request.model_name
+    ended = threading.Semaphore()
+
+    def one_by_one() -> Iterator[Any]:
+        """Triton aborts where an error comes within milliseconds of another answer's end."""
+        for request in requests:
+            request.model_name = name if request.model_name == DECOUPLED else request.model_name
+            yield request
+            if _ENDS in request.parameters:
+                ended.acquire(timeout=60)
+                time.sleep(_PAUSE)
+
     with grpc.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        for message in stub.ModelStreamInfer(iter(requests), timeout=60):
+        for message in stub.ModelStreamInfer(one_by_one(), timeout=60):
             response = message.infer_response
             finals.append(response.parameters["triton_final_response"].bool_param)
             texts = [raw[4:].decode() for raw in response.raw_output_contents]
             if texts or message.error_message:
                 own = found.setdefault(response.id, [])
                 own.append(texts or _words(message.error_message))
+            if finals[-1] or message.error_message:
+                ended.release()
     return found, finals
 
 

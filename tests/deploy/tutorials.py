@@ -18,7 +18,7 @@ class Tutorial(NamedTuple):
     """One notebook, with this image.
 
     Attributes:
-        change: what to change in it besides the image, and
+        change: what to change in it besides the image; empty where there is nothing, and
         note: what to know then; in Markdown.
         environment: the container's variables then.
         asked: the body of a request then,
@@ -80,8 +80,8 @@ TUTORIALS = {
     },
     "deepjavalibrary/djl-demo": {
         "pysdk_template_with_LMI_solution": Tutorial(
-            "nothing else",
-            "`DJLModel` sets [variables](../sagemaker-sdk.md) that this image reads.",
+            "",
+            "",
             {
                 "HF_MODEL_ID": "TheBloke/Llama-2-7B-Chat-fp16", "TENSOR_PARALLEL_DEGREE": "max",
                 "OPTION_ROLLING_BATCH": "vllm",
@@ -89,8 +89,8 @@ TUTORIALS = {
             _TEXT, ("generated_text",), " a b",
         ),
         "multi_lora_adapter_inference": Tutorial(
-            "nothing else",
-            "The archive's `adapters/` are loaded before the endpoint is in service ([adapters.md](../adapters.md)).",
+            "",
+            "",
             {
                 "OPTION_MODEL_ID": "huggyllama/llama-7b", "OPTION_ROLLING_BATCH": "lmi-dist",
                 "OPTION_TENSOR_PARALLEL_DEGREE": "max", "OPTION_ENABLE_LORA": "true", "OPTION_MAX_LORAS": "10",
@@ -98,8 +98,8 @@ TUTORIALS = {
             {**_TEXT, "adapters": "eng_alpaca"}, ("generated_text",), " b c",
         ),
         "stateful_inference_llama3_8b": Tutorial(
-            "nothing else",
-            "The headers of opened and closed sessions are the same ([sessions.md](../sessions.md)).",
+            "",
+            "",
             {
                 "HF_MODEL_ID": "unsloth/llama-3-8b-Instruct", **_ASYNC_MODE, "OPTION_MAX_ROLLING_BATCH_SIZE": "32",
                 "OPTION_SESSIONS_EXPIRATION": "3600",
@@ -108,8 +108,8 @@ TUTORIALS = {
             {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"},
         ),
         "lmi-async-inference-demo": Tutorial(
-            "nothing else",
-            "Both forms of its requests work, `inputs` and `messages`.",
+            "",
+            "",
             {"HF_MODEL_ID": "meta-llama/Llama-3.1-8B-Instruct", "HF_TOKEN": "hf_x"},
             _CHAT, ("choices", 0, "message", "content"), " user: a b", kind="async",
         ),
@@ -117,7 +117,7 @@ TUTORIALS = {
     "aws-samples/sagemaker-genai-hosting-examples": {
         "Gemma-3-4B-instruct-TGI": Tutorial(
             "add `OPTION_ALLOWED_MEDIA_DOMAINS=huggingface.co`",
-            "Images are fetched only from the hosts in this option ([images.md](../images.md)).",
+            "Images are fetched only from the hosts in this option.",
             {
                 "HF_MODEL_ID": "google/gemma-3-4b-it", "SM_NUM_GPUS": "1", "ENDPOINT_SERVER_TIMEOUT": "1200",
                 "HUGGING_FACE_HUB_TOKEN": "hf_x", "PREFIX_CACHING": "0", "USE_PREFIX_CACHING": "0",
@@ -126,8 +126,8 @@ TUTORIALS = {
             _CHAT, ("choices", 0, "message", "content"), " user: a b",
         ),
         "lmi-v16-intro": Tutorial(
-            "nothing else",
-            "Responses have the format of LMI's [async mode](../wire/async.md), as before.",
+            "",
+            "",
             {
                 "HF_MODEL_ID": "Qwen/Qwen3-1.7B", "HF_TOKEN": "hf_x", "SERVING_FAIL_FAST": "true", **_ASYNC_MODE,
                 "OPTION_TRUST_REMOTE_CODE": "true",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "AGENTS.md", "LICENSE"),
     *("Dockerfile", "serving.properties", "examples/**/*.*", "handler/*/README.md", "proof/RESULTS.md"),
 )
 """Files outside of docs/ that belong to the documents."""
@@ -106,7 +106,7 @@ _WHERE = "See [where options come from](options.md#where-options-come-from)."
 
 
 def options_by_engine(text: str) -> dict[str, str]:
-    """Return a page for each engine of docs/options.md: the table of all engines, then its own tables."""
+    """Return a page for each engine, of docs/options.md with all tables: that of all engines, then its own."""
     tables = {"": text.partition("<!-- tables: begin -->")[2].partition("\n## ")[0]}
     for heading in headings(text):
         if heading.startswith("Only with "):
@@ -203,6 +203,76 @@ def separate(markdown: str) -> str:
             above = (block or above % _AFTER_FENCE) if line.strip() else 0
         separated.append(line)
     return "\n".join(separated)
+
+
+_CODE_OR_LINK = re.compile(rf"{_CODE.pattern}|(?<=\]\()([^()\s]+)(?=\))")
+
+
+def place(path: str) -> str:
+    """Return where a file of the repository is on the site, relative to its root. Pages have other names there."""
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+
+
+def copy_name(page: str) -> str:
+    """Return the name of a page's copy in the directory `markdown` of the site, such as `docs-wire-openai.md`."""
+    return page.replace("/", "-")
+
+
+def copy(markdown: str, page: str) -> str:
+    """Return a page as plain Markdown without comments, whose links lead to other copies and to files of the site.
+
+    Args:
+        page: its path, relative to the repository.
+    """
+
+    def target(match: re.Match[str]) -> str:
+        path, anchor, name = (match[2] or "").partition("#")
+        if not path or ":" in path:
+            return match[0]
+        other = (ROOT / page).parent.joinpath(path).resolve().relative_to(ROOT).as_posix()
+        return (copy_name(other) if other.endswith(".md") else f"../{place(other)}") + anchor + name
+
+    plain = separate(markdown).strip()
+    return "\n".join(line.text if line.fence else _CODE_OR_LINK.sub(target, line.text) for line in lines(plain)) + "\n"
+
+
+def first_line(markdown: str) -> str:
+    """Return the first line of a page's text below its title, without the targets of its links."""
+    texts = (line.strip() for line in _COMMENT.sub("", without_code(markdown)).split("\n"))
+    return next((_LINK_TEXT.sub(r"\1", line) for line in texts if line and line[0] not in "#|!<"), "").replace("**", "")
+
+
+def llms_txt(navigation: Iterable[dict[str, list[str | dict[str, str]]]], name: str, description: str) -> str:
+    """Return the site's `llms.txt` (llmstxt.org): each page of the navigation in its order, with its first line.
+
+    Args:
+        navigation: `nav` of mkdocs.yml.
+        name: the site's.
+        description: the site's, in a line.
+    """
+    found = [f"# {name}", f"> {description}"]
+    for part in navigation:
+        for heading, entries in part.items():
+            named = [
+                (entry, "") if isinstance(entry, str) else next((path, title) for title, path in entry.items())
+                for entry in entries
+            ]
+            texts = [(path, title, (ROOT / path).read_text()) for path, title in named]
+            found.append(f"## {heading}")
+            found.append(
+                "\n".join(
+                    f"- [{title or headings(text)[0]}](markdown/{copy_name(path)}): {first_line(text)}"
+                    for path, title, text in texts
+                )
+            )
+    return "\n\n".join(found) + "\n"
+
+
+def versions(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the versions among the names of directories as the theme's switch reads them, newest first."""
+    found = [name for name in names if re.fullmatch(r"\d+\.\d+\.\d+", name)]
+    found.sort(key=lambda name: [*map(int, name.split("."))], reverse=True)
+    return [{"version": name, "title": name, "aliases": ["latest"] * (name == found[0])} for name in found]
 
 
 def bars(html: str) -> str:

@@ -100,10 +100,6 @@ ASYNC = {
     "`finish_reason` of non-streaming responses is null, a stop string, or a token's id": _LINES + "details_stop.txt",
     "`generated_tokens` of a stream counts one too many": _LINES + "stream_details_length.txt",
     "with `return_full_text`, `tokens` also contains the prompt's tokens": _LINES + "full_text.txt",
-    "characters of several tokens are lost; a step with several tokens or none breaks the stream": (
-        _LINES + "stream_several_a_step.txt"
-    ),
-    "several choices are mixed in one stream": _LINES + "two_choices.txt",
     "for `inputs` with several prompts, only the first gets a response": _LINES + "several_prompts.txt",
     "a list in `adapters`, null as `parameters`, and `stream` in `parameters` are refused": (
         _LINES + "stream_in_parameters.txt"
@@ -113,13 +109,9 @@ ASYNC = {
     "an unknown model gets 500 or 424 from 0.34 on, as does a `prompt` or chat that is too long": (
         _LINES + "prompt_unknown_model.txt"
     ),
-    "`option.enable_stateful_sessions=false` breaks every request": (
-        "tests/app/dialects/test_lmi.py::test_without_sessions_only_requests_about_them_fail"
-    ),
     "a failed engine call is reported as `Async Inference Failure`; a failing stream leaves the client waiting": (
         _LINES + "stream_fails.txt"
     ),
-    "TensorRT-LLM's details lack `prefill` and `tokens`, and its tokens lack an id": _LINES + "prefill.txt",
 }
 
 TABLES = {

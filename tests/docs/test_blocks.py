@@ -162,7 +162,7 @@ COMMANDS = {
 
 every_page = pytest.mark.parametrize("page", PAGES)
 
-AT_NIGHT = ("docs/adopt.md", "docs/components.md", "docs/deploy.md")
+AT_NIGHT = ("docs/adopt.md", "docs/deploy.md")
 """A rehearsal of minutes, whose cases tests/deploy has one by one."""
 
 

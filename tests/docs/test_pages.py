@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from handler.config.engines import ENGINES
 from handler.config.options import SERVER_ENVIRONMENT
 from handler.config.options.names import find_option, key_of
 from handler.config.options.option import Gone
+from tests.docs.options import with_all
 from tests.docs.pages import (
     MAX_WORDS,
     ROOT,
@@ -32,6 +35,7 @@ from tests.docs.pages import (
     titled,
 )
 from tests.one_test import in_one_test
+from tests.release import images
 
 # -- links -------------------------------------------------------------------------------------------------------------
 # No link of the documents is dead, every page is in the site's navigation, and five tasks are three pages away.
@@ -43,7 +47,7 @@ TASKS = {
     "stream with boto3": ([INDEX, "docs/first-endpoint.md"], "7. Stream", "invoke_endpoint_with_response_stream"),
     "see the metrics": ([INDEX, "docs/monitoring.md"], "Look at the numbers", "/metrics"),
     "set up four GPUs": ([INDEX, "docs/scaling.md"], "Several GPUs", "option.replicas"),
-    "write a formatter": ([INDEX, "docs/formatters.md"], "Write responses", "@output_formatter"),
+    "write a formatter": ([INDEX, "docs/custom-code.md"], "Write responses", "@output_formatter"),
 }
 """A newcomer's task: the pages from the index to its end, the heading there, and what is below it."""
 MAX_PAGES = 3
@@ -85,11 +89,20 @@ def test_pages_that_the_code_names_exist() -> None:
     assert {(name, path) for name, path in named if name not in _OF_OTHERS and dead("README.md", name)} == set()
 
 
-@in_one_test("page", pages())
+PUBLISHED = False
+"""Whether PyPI has the package. Until then, its name would install nothing, or what a stranger registers under it."""
+_UNPUBLISHED = "**The package is not on PyPI yet.**"
+_INSTALLED = re.compile(r"(?:install|--from) [^`\n|]*lmi-handler[\['\" ]")
+
+
+@in_one_test("page", [page for page in pages() if page not in ("README.md", "CHANGELOG.md")])
 def test_no_page_installs_a_package_that_nobody_owns(page: str) -> None:
-    """The package is on no registry, so that the line installs nothing, or what a stranger calls so."""
-    lines = [] if page == "CHANGELOG.md" else re.findall(r"install [^`\n|]*lmi-handler[\['\" ]", text(page))
-    assert lines == []
+    assert PUBLISHED or _INSTALLED.findall(text(page)) == []
+
+
+def test_the_readme_says_whether_the_package_is_published() -> None:
+    assert _INSTALLED.search(text("README.md"))
+    assert (_UNPUBLISHED in text("README.md")) is not PUBLISHED
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -278,7 +291,7 @@ def test_sentences_are_short_and_begin_with_their_subject(page: str) -> None:
 
 def test_the_glossary_is_in_the_order_of_the_alphabet() -> None:
     terms = re.findall(r"^\*\*([^*:]+):?\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
-    assert len(terms) > 40
+    assert len(terms) > 30
     assert terms == sorted(set(terms), key=str.casefold)
 
 
@@ -320,7 +333,7 @@ EXCEPTIONS = {
     "option.entryPoint": "DJL Serving reads it; the embedded server takes a few values",
     "option.cluster_size": "LMI's, as an example of a refused one",
     **dict.fromkeys(
-        ("option.sessions_s3url",),
+        ("option.sessions_s3url", "option.bedrock_compat", "option.q_format"),
         "LMI's, named as refused",
     ),
     "option.max_model_length": "misspelt, to show the message",
@@ -376,7 +389,7 @@ def test_the_defaults_are_the_codes() -> None:
 
 
 def test_the_site_has_a_page_of_options_for_each_engine() -> None:
-    found = options_by_engine((ROOT / "docs" / "options.md").read_text())
+    found = options_by_engine(with_all((ROOT / "docs" / "options.md").read_text()))
     assert found.keys() == ENGINES.keys()
     assert all("(options.md#where-options-come-from)" in page for page in found.values())
     names = {engine: re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE) for engine, page in found.items()}
@@ -406,13 +419,31 @@ def test_the_changelog_has_the_version_with_a_summary_of_two_minutes() -> None:
     assert 100 < len(summary.split()) <= MOST_WORDS
 
 
+MAX_OF_PAGE = {"README.md": 700, "CHANGELOG.md": 5_800}
+"""Maximum number of words of a page that every reader opens first."""
+
+
+@in_one_test("page", MAX_OF_PAGE)
+def test_first_pages_are_short(page: str) -> None:
+    number = len(text(page).split())
+    assert number <= MAX_OF_PAGE[page], f"{number} words"
+
+
 def test_images_have_the_version_where_documents_and_examples_name_them() -> None:
-    paths = [path for folder in ("docs", "examples") for path in (ROOT / folder).rglob("*") if path.is_file()]
-    named = {
-        f"{path.relative_to(ROOT)}: {match[0]}": match[1]
-        for path in paths
-        if path.suffix in (".md", ".yaml", ".yml", ".json", ".py")
-        for match in re.finditer(r"lmi-handler(?:-cpu|-vllm)?:(\d+\.\d+\.\d+)", path.read_text())
-    }
-    assert named
-    assert {place for place, version in named.items() if version != VERSION} == set()
+    paths = [path for path in images.pages(ROOT) if images.REFERENCE.search(path.read_text())]
+    assert len(paths) > 5
+    outdated = [path.relative_to(ROOT) for path in paths if images.named(ROOT, path) != path.read_text()]
+    assert outdated == [], "`python -m tests.release.images` writes them anew"
+
+
+def test_a_release_s_digests_are_written_where_its_images_are_run(tmp_path: Path) -> None:
+    for name in ("docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    digest = f"sha256:{'0' * 64}"
+    (tmp_path / "images.json").write_text(json.dumps({"lmi-handler-cpu": digest}))
+    images.main(str(tmp_path / "images.json"), root=tmp_path)
+    compose = (tmp_path / "examples" / "hosting" / "compose.yaml").read_text()
+    assert f"image: lmi-handler-cpu:{VERSION}@{digest}\n" in compose
+    assert (tmp_path / "docs" / "container.md").read_text() == (ROOT / "docs" / "container.md").read_text()
+    assert images.version(tmp_path) == VERSION

@@ -5,7 +5,7 @@ requests is a story. Here `lmi serve` with the echo engine takes the place of th
 loopback. Nothing else of a story changes, apart from what needs a network: its adapters are empty ones, and where it
 runs awscurl, each of awscurl's requests is sent once.
 
-Prints a line for each story that does not pass, with its reason, and the counts. docs/verified.md states them.
+Prints a line for each story that does not pass, with its reason, and the counts.
 """
 
 from __future__ import annotations

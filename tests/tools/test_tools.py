@@ -46,7 +46,7 @@ def test_a_streamed_request_walks_through_few_files() -> None:
     assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
 
 
-CEILINGS = {"handler": 643_900, "deploy": 195_600, "proof": 85_100}
+CEILINGS = {"handler": 644_100, "deploy": 195_600, "proof": 85_100}
 """Syntax nodes of each package. A ceiling may only fall; a feature that raises one says by how much in its commit."""
 
 
@@ -292,6 +292,7 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
     """Also what is made when the module is imported; a second run begins with the record of the first."""
     repository, record = tmp_path / "repository", tmp_path / "record.json"
     for name, text in {
+        "handler/__init__.py": "",
         "handler/a.py": SOURCE,
         "tests/test_a.py": "from handler.a import look, top\n\ndef test_top():\n    assert top([3, 9, 7]) == 9\n\n"
         "def test_bad():\n    assert top([]) == 1\n\ndef test_look():\n    assert look(1) is True\n",

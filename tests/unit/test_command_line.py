@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli.main import COMMANDS, add_commands
+from handler import __version__
 from handler.cli import main, make_parser
 from handler.config.options import KNOWN, VARIABLES_OF
 from handler.config.options.command_line import lead_of_flag
@@ -58,6 +59,16 @@ def test_a_flag_that_protects_another_server_is_not_dropped(words: list[str]) ->
     except SystemExit as stopped:
         status = int(stopped.code or 0)
     assert status == 2
+
+
+@pytest.mark.parametrize(("commit", "said"), [("", ""), ("0123abcd", " (commit 0123abcd)")])
+def test_the_version_has_the_commit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, commit: str, said: str
+) -> None:
+    monkeypatch.setattr("handler.cli.__commit__", commit)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"lmi-handler {__version__}{said}\n"
 
 
 def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

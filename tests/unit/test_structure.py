@@ -23,7 +23,7 @@ from tests.one_test import in_one_test
 ROOT = Path(__file__).parents[2]
 HANDLER, DEPLOY, PROOF = (ROOT / name for name in ("handler", "deploy", "proof"))
 
-BELOW_HOSTS = {"__version__", "core", "config", "engines", "scheduler", "protocols", "plugins", "serving"}
+BELOW_HOSTS = {"__commit__", "__version__", "core", "config", "engines", "scheduler", "protocols", "plugins", "serving"}
 OF_HANDLER = {
     "core": set(),
     "config": {"core"},
@@ -209,7 +209,7 @@ def test_the_page_lists_the_imports_of_each_folder() -> None:
         above = [*listed, name][: [*listed].index(words.split()[0]) + 1] if words.endswith(" and above") else [*listed]
         listed[name] = {*above} if words.endswith("above") else {*words.split(", ")} - {"nothing"}
     assert listed.pop("cli") == {"all"}
-    rules = {name: OF_HANDLER[name] - {"__version__", "formatters"} for name in OF_HANDLER}
+    rules = {name: OF_HANDLER[name] - {"__commit__", "__version__", "formatters"} for name in OF_HANDLER}
     assert listed == {name: rules[name] for name in rules if name not in ("entry", "formatters")}
 
 

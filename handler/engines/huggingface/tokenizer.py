@@ -167,7 +167,7 @@ class HfTokenizer:
         return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Apply the chat template and encode the result, as transformers and vLLM do (docs/wire/chat.md).
+        """Apply the chat template and encode the result, as transformers and vLLM do (docs/wire/openai.md).
 
         Raises:
             InvalidPayload: the model has no chat template, or the template raises an exception for these messages.

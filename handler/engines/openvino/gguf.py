@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from importlib.metadata import version
@@ -81,9 +82,7 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
         ConfigError: the layout of the file or the graph is unknown.
         FloatingPointError: a weight is infinite or not a number.
     """
-    from gguf import GGUFReader
-
-    reader, nodes = GGUFReader(path), model.get_ordered_ops()
+    reader, nodes = make_reader(path), model.get_ordered_ops()
     unused = [*_replace_arrays(reader, nodes), *_unreadable(reader)]
     matcher, sources = _Matcher(reader), list[_Source]()
     for root, values_of in _matrices(nodes):
@@ -98,6 +97,34 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     if unused := [*unused, *matcher.unmatched]:
         raise ConfigError(f"OpenVINO GenAI does not use all weights of {path}: {', '.join(unused)}")
     _replace_matrices(sources, weights)
+
+
+def make_reader(path: Path) -> Any:
+    """Open a file with gguf's reader, but skip the items of long lists: the vocabulary takes it several seconds."""
+    import numpy as np
+    from gguf import GGUFReader, GGUFValueType
+
+    class Reader(GGUFReader):  # type: ignore[misc]  # gguf has no types
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type == GGUFValueType.ARRAY:
+                item, count = struct.unpack_from("<IQ", self.data, orig_offs)
+                begin = orig_offs + struct.calcsize("<IQ")
+                if count > _MAX_ITEMS and item == GGUFValueType.STRING:
+                    return _end_of_strings(self.data, begin, count) - orig_offs, [], [], [GGUFValueType.ARRAY]
+                if count > _MAX_ITEMS and item in self.gguf_scalar_to_np:
+                    size = count * np.dtype(self.gguf_scalar_to_np[item]).itemsize
+                    return begin + size - orig_offs, [], [], [GGUFValueType.ARRAY]
+            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+
+    return Reader(path)
+
+
+def _end_of_strings(data: Any, begin: int, count: int) -> int:
+    """Return the offset behind a list of strings. Each has its length in eight bytes before it."""
+    length = struct.Struct("<Q")
+    for _ in range(count):
+        begin += length.size + length.unpack_from(data, begin)[0]
+    return begin
 
 
 class _Matcher:
@@ -520,6 +547,8 @@ _KEYS = (
 """Keys that OpenVINO GenAI needs; `{}` stands for the architecture."""
 
 _MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
+
+_MAX_ITEMS = 1024  # of a list in the header that is read: more than a model has layers
 
 RECIPE = "6"  # part of every fingerprint: change it whenever the conversion changes
 SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.argv[1:], weights={!r})"

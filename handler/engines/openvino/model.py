@@ -159,7 +159,7 @@ class OpenVinoTokenizer:
         """Apply the chat template and encode the result, as transformers and vLLM do.
 
         Special tokens in a message are not escaped, so its author can impersonate another role. They are encoded as
-        special tokens, as in transformers and vLLM (docs/wire/chat.md).
+        special tokens, as in transformers and vLLM (docs/wire/openai.md).
         """
         if not self.chat_template:
             raise InvalidPayload(NO_TEMPLATE)

@@ -32,6 +32,8 @@ LOOPBACK = "127.0.0.1"
 _END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _GRACE = 5.0  # seconds for the engine to report the end of its server and to end
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_CLOSING = 0.5  # seconds in which a server that ends gives up its port
+_CLOSING_INTERVAL = 0.01
 _LAST_LINES = 1.0  # seconds to read what a server wrote before it ended
 MARKER = "LMI_ENGINE_MARKER"
 """The variable whose value all processes of a server have in common, whatever session they begin."""
@@ -126,18 +128,24 @@ class OwnServer:
     def check_port(self) -> None:
         """Check that no other process listens on the port, because gRPC servers can share a port.
 
-        This must be called before each connection.
+        This must be called before each connection. A server that ends just now lists its files no longer, but still
+        has its port, so a stranger is one that stays while the server runs.
 
         Raises:
-            Failed: another process listens on the port, or the server is not listening yet.
+            Failed: another process listens on the port, or the server is not listening yet, or has ended.
         """
         if self._process is None or not _TCP[0].exists():  # not on Linux
             return
-        listeners = _listeners(self._port)
-        if not listeners:
-            raise Silent("cannot be reached", "it accepts no connections")
-        if listeners - _opened(self._pids()):
-            raise Lost("shares its port", "another process listens on it too")
+        until = time.monotonic() + _CLOSING
+        while listeners := _listeners(self._port):
+            if not listeners - _opened(self._pids()):
+                return
+            if failure := self.failure():
+                raise Lost(failure)
+            if time.monotonic() >= until:
+                raise Lost("shares its port", "another process listens on it too")
+            time.sleep(_CLOSING_INTERVAL)
+        raise Silent("cannot be reached", "it accepts no connections")
 
     def listens(self) -> bool:
         """Return whether the server itself listens on its port, as far as the system tells."""

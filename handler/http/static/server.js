@@ -61,12 +61,15 @@ function show(texts) {
   for (const [id, text] of Object.entries(texts)) if (text !== null && $(id).textContent !== text) $(id).textContent = text;
 }
 
-/** Show the model, its engine, context, device and replicas. */
+/** Show the model, its engine, context, device and replicas, and the server's version and commit. */
 async function describe() {
   const [{ modelName }] = (await (await request("models")).json()).models;
-  const [[{ models: [details] }], { data }] = await Promise.all(
-    [`models/${encodeURIComponent(modelName)}`, "v1/models"].map(async (path) => (await request(path)).json()),
-  );
+  const json = async (path) => (await request(path)).json();
+  const [[{ models: [details] }], { data }, { version, sha }] = await Promise.all([
+    json(`models/${encodeURIComponent(modelName)}`),
+    json("v1/models"),
+    json("info").catch(() => ({})), // a route of the user's code may have this path
+  ]);
   const [group] = details.workerGroups;
   const listed = data.find(({ id }) => id === modelName);
   server.takes = listed?.input_modalities ?? ["text"];
@@ -84,6 +87,7 @@ async function describe() {
     "s-context": listed?.max_model_len?.toLocaleString("en") ?? "–",
     "s-device": group.device.deviceType,
     "s-replicas": String(group.maxWorkers),
+    "s-version": sha ? `${version}, commit ${sha.slice(0, 12)}` : (version ?? "–"),
   });
   document.title = `${own} · lmi-handler`;
   const kept = $("model").value;

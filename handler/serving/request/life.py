@@ -101,7 +101,7 @@ TRANSITIONS: Mapping[tuple[Phase, Event], Phase] = {
     **{(phase, END): FINISHED for phase in Phase if phase < FINISHED},
     **{(phase, COMMIT): phase for phase in Phase if phase < CLOSED},
 }
-"""The phase after each event that is possible in a phase. `docs/structure.md` shows this table."""
+"""The phase after each event that is possible in a phase."""
 
 
 class IllegalEvent(Exception):

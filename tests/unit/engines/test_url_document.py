@@ -30,14 +30,13 @@ NAMES = {
     "min_new_tokens": "min_tokens",
     "bad_sequences": "bad_words",
     "structured_output": "structured output",
-    "prompt_logprobs": "prompt_logprobs, decoder_input_details",
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
 }
-_NUMBERS = {3: "three", 4: "four", 5: "five"}
 BODIES = {**{name: kind.body for name, kind in completions.KINDS.items()}, "sglang": generate}
-"""The kinds with a column in the table, and what makes the body of a request."""
-OWN_PAGES = {"llamacpp"}
+"""A kind -> what makes the body of a request."""
+OWN_TESTS = {"llamacpp"}
+"""Kinds whose requests other tests hold against their capabilities."""
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": 'root ::= "c"', "choice": '["a"]'}
 
 
@@ -46,43 +45,41 @@ def _able(kind: str) -> Capabilities:
 
 
 def cell(able: Capabilities, field: str) -> str:
-    """Return what a table says about a field."""
+    """Return what a table says about a field. The error that a client gets has the reason."""
     if field in able.unsupported:
-        return f"refused: {able.unsupported[field]}"
+        return "refused"
     return f"yes, up to {able.limits[field]:g}" if field in able.limits else "yes"
 
 
-def _tables(kinds: Mapping[str, Capabilities]) -> str:
-    """Return what all kinds have or refuse, and a table of the other fields."""
-    same: dict[str, list[str]] = {}
-    rows = []
+def rows(kinds: Mapping[str, Capabilities]) -> list[tuple[str, ...]]:
+    """Return a row for each outcome of parameters, without the parameters that each kind supports."""
+    same: dict[tuple[str, ...], list[str]] = {}
     for field in [field for field in Sampling._fields if field not in HANDLERS_OWN]:
-        name, cells = f"`{NAMES.get(field, field)}`", [cell(able, field) for able in kinds.values()]
-        if len({*cells}) == 1:
-            same.setdefault(cells[0], []).append(name)
-        else:
-            rows.append((name, *cells))
-    lines = [f"| {', '.join(names)} | {cell} |" for cell, names in same.items()]
-    return "\n".join(
-        [f"| parameters | all {_NUMBERS[len(kinds)]} |", "|---|---|", *lines, "", table(("others", *kinds), rows)]
-    )
+        cells = tuple(cell(able, field) for able in kinds.values())
+        if {*cells} != {"yes"}:
+            same.setdefault(cells, []).append(f"`{NAMES.get(field, field)}`")
+    return [(", ".join(names), *cells) for cells, names in same.items()]
+
+
+def parameters(kinds: Mapping[str, Capabilities]) -> str:
+    """Return a table of what each kind does with the parameters that one of them lacks."""
+    return table(("parameters", *kinds), rows(kinds))
 
 
 def render() -> str:
     """Return the page with the tables of both engines."""
-    page = fill(DOCUMENT.read_text(), "parameters", _tables({kind: _able(kind) for kind in BODIES}))
-    page = fill(page, "grpc parameters", _tables({name: one.capabilities for name, one in CONTRACTS.items()}))
-    return fill(page, "grpc features", _features())
+    page = fill(DOCUMENT.read_text(), "parameters", parameters({kind: _able(kind) for kind in KINDS}))
+    able = {name: one.capabilities for name, one in CONTRACTS.items()}
+    return fill(page, "grpc parameters", table(("parameters and features", *able), [*rows(able), *_features()]))
 
 
-def _features() -> str:
+def _features() -> list[tuple[str, ...]]:
     reasons = {
         "[embeddings](embeddings.md)": [one.no_embeddings for one in CONTRACTS.values()],
         "[LoRA adapters](adapters.md)": [one.capabilities.no_adapters for one in CONTRACTS.values()],
-        "[images](images.md), [audio](audio.md)": [one.no_media for one in CONTRACTS.values()],
+        "[images and audio](media.md)": [one.no_media for one in CONTRACTS.values()],
     }
-    rows = [(name, *(f"refused: {reason}" if reason else "yes" for reason in found)) for name, found in reasons.items()]
-    return table(("", *CONTRACTS), rows)
+    return [(name, *("refused" if reason else "yes" for reason in found)) for name, found in reasons.items()]
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
@@ -95,7 +92,7 @@ def test_the_document_names_every_option() -> None:
 
 def test_what_is_not_refused_changes_the_request() -> None:
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
-    assert BODIES.keys() == KINDS.keys() - OWN_PAGES, "a kind needs a column"
+    assert BODIES.keys() == KINDS.keys() - OWN_TESTS, "a kind needs the body of a request"
     for kind, body in BODIES.items():
         unsupported = _able(kind).unsupported
         plain = body("m", [1], Sampling(**base))

@@ -116,6 +116,9 @@ def test_tgi_is_told_the_servers_limits() -> None:
         assert (value["max_input_tokens"], value["max_total_tokens"]) == (255, 256)
         assert value["max_concurrent_requests"] == config.max_rolling_batch_size + config.job_queue_size
         assert (value["router"], value["version"]) == ("lmi-handler", handler.__version__)
+        assert value["sha"] is None
+        with mock.patch("handler.http.foreign_routes.__commit__", "0123abcd"):
+            assert (await call(app, "/info")).value["sha"] == "0123abcd"
         for given, shown in ((100, 100), (900, 255)):
             model_of(app).config = dataclasses.replace(config, max_input_len=given)
             assert (await call(app, "/info")).value["max_input_tokens"] == shown

@@ -261,7 +261,7 @@ def test_the_limits_of_texts_and_messages_are_documented() -> None:
         f"{messages.MAX_ALL_ARGUMENTS:,} in those of all",
     )
     assert not undocumented(
-        "wire/embeddings.md",
+        "embeddings.md",
         f"may contain up to {texts.MAX_TEXTS:,} texts",
         f"may be up to {texts.MAX_QUERIES:,} characters",
     )

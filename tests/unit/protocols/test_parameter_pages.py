@@ -48,8 +48,9 @@ def described(shape: dict[str, Any]) -> str:
 
 
 def line(row: TableRow) -> str:
-    cells = f"`{row.lmi}`{' †' if row.field in SAMPLED else ''}", described(schema_of_reader(row.read))
-    return f"| {' | '.join((*cells, str(Sampling._field_defaults[row.field]).lower(), refusing(row.lmi)))} |\n"
+    default = str(Sampling._field_defaults[row.field]).lower()
+    name = f"`{row.lmi}`{' †' if row.field in SAMPLED else ''}"
+    return f"| {name} | {described(schema_of_reader(row.read))} ({default}) | {refusing(row.lmi)} |\n"
 
 
 def with_rows(text: str) -> str:
@@ -86,7 +87,7 @@ def test_a_missing_parameter_gets_a_row_and_is_added_to_lists() -> None:
     page = (DOCUMENTS / "lmi.md").read_text()
     [row] = [text for text in page.splitlines(keepends=True) if text.startswith("| `length_penalty`")]
     again = with_rows(page.replace(row, ""))
-    assert "| `length_penalty` | number ≥ -20 and ≤ 20 | 1.0 | echo |\n" in again
+    assert "| `length_penalty` | number ≥ -20 and ≤ 20 (1.0) | echo |\n" in again
     assert with_names("| `top_k`, `min_p` | the same |", ["top_k", "", "n"]) == "| `top_k`, `min_p`, `n` | the same |"
 
 

@@ -37,7 +37,7 @@ from handler.protocols.lmi.request import TABLE as LMI_TABLE
 from handler.protocols.openai import request as openai_parameters
 from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.openai.request import HARMLESS
-from handler.protocols.registry import INVOCATIONS, ROOTS
+from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tgi import mindie
@@ -223,7 +223,7 @@ def test_too_many_beams_are_refused_by_the_clients_own_name() -> None:
 
 
 TRITON, OPENAI = "triton.md#inputs", "openai.md#request"
-EMBEDDINGS = ("embeddings.md#openais-embeddings", "embeddings.md#teis-routes", "embeddings.md#rerank")
+EMBEDDINGS = ("../embeddings.md#openais-embeddings", "../embeddings.md#teis-routes", "../embeddings.md#rerank")
 
 
 def check(rows: Collection[str], read: Collection[str], heading: str, values: Collection[str] | None = None) -> None:
@@ -247,7 +247,7 @@ def test_every_parameter_has_its_row() -> None:
 def test_every_chat_parameter_has_its_row() -> None:
     """In OpenAI's table; LMI's chats have no others."""
     rows = set(table(matrix.CHAT))
-    assert {*CHAT_VALUES, *CHAT_TABLE.parameters} <= rows
+    assert {*CHAT_VALUES, *effective(CHAT_TABLE.parameters)} <= rows
     assert set(CHAT_TABLE.parameters) < set(openai_parameters.CHAT.parameters) | {*HARMLESS, "model"}
 
 
@@ -258,24 +258,37 @@ def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
 
 def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     rows = table(TRITON)
-    check(rows, INPUTS, TRITON)
+    plain = {name: short for name in INPUTS if (short := name.removeprefix("sampling_param_")) in INPUTS}
+    check(rows, {plain.get(name, name) for name in INPUTS if not _refuses(name)}, TRITON)
+    assert all(INPUTS[name].parameter.field == INPUTS[short].parameter.field for name, short in plain.items())
     for name, row in rows.items():
         if known := row["as"].strip("`"):
-            known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
+            known = name if known == "the same name" else known
             assert INPUTS[name].parameter.field == LMI_TABLE.parameters[known].field, name
-        assert row["meaning"].startswith("refused") == _refuses(name), name
 
 
-def test_every_field_of_openais_has_its_row() -> None:
+def effective(parameters: Mapping[str, Parameter]) -> set[str]:
+    """Return the parameters that are not there only to be refused; the API's document has those too."""
+    return {name for name, parameter in parameters.items() if parameter.field or not refuses(parameter)}
+
+
+def test_every_field_of_openais_that_has_an_effect_has_its_row() -> None:
     found: dict[str, list[str]] = {"chat": [], "completions": []}
     for cell in re.findall(r"^\| ([^|]*`[^|]*)\|", section(OPENAI), re.MULTILINE):
         both, *others = re.split(r"\b(chat|completions): ", cell)
         for route, names in [*((route, both) for route in found), *zip(others[::2], others[1::2], strict=True)]:
             found[route] += re.findall(r"`(\w+)`", names)
-    every = {*HARMLESS, "model", "stream", "stream_options"}
+    harmless = {name for names in found.values() for name in names} & HARMLESS
+    assert {"user", "metadata", "store", "reasoning_effort"} <= harmless
+    every = {*harmless, "model", "stream", "stream_options"}
     tools = {"tools", "tool_choice", "parallel_tool_calls"}
-    check(found["chat"], {*openai_parameters.CHAT.parameters, *every, *tools, "messages"}, f"{OPENAI}, chats")
-    check(found["completions"], {*openai_parameters.COMPLETIONS.parameters, *every, "prompt"}, f"{OPENAI}, completions")
+    own = {"chat": {*every, *tools, "messages"}, "completions": {*every, "prompt"}}
+    parameters = {"chat": openai_parameters.CHAT.parameters, "completions": openai_parameters.COMPLETIONS.parameters}
+    paths = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+    for route, names in found.items():
+        check(names, effective(parameters[route]) | own[route], f"{OPENAI}, {route}")
+        shape = ROUTES[paths[route]].description.request_shape(ServerContext(engine="echo"))
+        assert shape["properties"].keys() >= parameters[route].keys()
 
 
 def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
@@ -283,9 +296,11 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
         re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
     )
     fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
-    check(fields, {*OpenAiEmbeddings.table.parameters, "input", "messages", "model", "user"}, EMBEDDINGS[0])
+    of_chats = {"messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
+    of_texts = _with_effect(OpenAiEmbeddings.table.parameters) | {"input", "model", "user"}
+    check(fields, of_texts | of_chats, EMBEDDINGS[0])
     fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
-    check(fields, {*rerank.TABLE.parameters, "query", "documents", "model"}, EMBEDDINGS[2])
+    check(fields, _with_effect(rerank.TABLE.parameters) | {"query", "documents", "model"}, EMBEDDINGS[2])
     of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}
     for names, routes in tei_routes:
         for route in of_route if routes.strip() == "all" else re.findall(r"`(/\w+)`", routes):
@@ -298,14 +313,34 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
     }
 
 
+def _with_effect(parameters: Mapping[str, Parameter]) -> set[str]:
+    """Return the parameters that accept more than a neutral value. The API's document has the others too."""
+    neutral = set()
+    for name, parameter in parameters.items():
+        with contextlib.suppress(TypeError):  # one that needs the context
+            try:
+                parameter.read("x")
+            except ValueError as error:
+                neutral |= {name} if "is not supported" in str(error) else set()
+    return set(parameters) - neutral
+
+
 def _refuses(name: str) -> bool:
     """Whether an input is there only to be refused."""
     parameter = INPUTS[name].parameter
     if parameter.field or name in ("guided_decoding_guide_type", "sampling_parameters"):  # which are joined before
         return False
-    with pytest.raises(ValueError, match="is not supported"):
-        parameter.read("x")
+    assert refuses(parameter)
     return True
+
+
+def refuses(parameter: Parameter) -> bool:
+    """Whether a parameter that sets no field accepts neutral values only."""
+    try:
+        parameter.read("x")
+    except ValueError as error:
+        return "is not supported" in str(error)
+    return False
 
 
 @in_one_test("heading", [matrix.PARAMETERS, matrix.TENSORS])

@@ -428,5 +428,5 @@ def test_embeddings_of_several_texts_are_named_by_their_place() -> None:
 def test_the_limits_of_media_and_retries_are_documented() -> None:
     least, most = errors.WAIT
     assert not undocumented("wire/README.md", f"random, from {least:g} to {most:g} s")
-    assert not undocumented("images.md", f"images in a request | {DEFAULT_MAX_MEDIA} |")
-    assert not undocumented("audio.md", f"audio files in a request | {DEFAULT_MAX_MEDIA} |")
+    assert not undocumented("media.md", f"images in a request | {DEFAULT_MAX_MEDIA} |")
+    assert not undocumented("media.md", f"audio files in a request | {DEFAULT_MAX_MEDIA} |")

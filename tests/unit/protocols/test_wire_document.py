@@ -13,7 +13,6 @@ from handler.config.options.tables import REASONING_PARSERS
 from handler.core.errors import (
     FormatterFailed,
     GenerationFailed,
-    InternalError,
     InvalidParameter,
     ModelNotFound,
     NotJson,
@@ -21,7 +20,6 @@ from handler.core.errors import (
     PromptTooLong,
     ServingError,
     TooLarge,
-    TooSlow,
     Unauthorized,
     Unavailable,
     UnsupportedMedia,
@@ -40,12 +38,12 @@ DOCUMENT = DOCUMENTS / "README.md"
 DIALECTS = {
     "[LMI](lmi.md)": ("lmi", "tgi_compat", "dynamic_batch"),
     "[LMI's async mode](async.md)": ("lmi_async", "lmi_async_chat", "lmi_async_completions"),
-    "[LMI's chat](chat.md)": ("lmi_chat", "tgi_compat_chat", "dynamic_batch_chat"),
+    "[LMI's chat](openai.md#lmis-chat)": ("lmi_chat", "tgi_compat_chat", "dynamic_batch_chat"),
     "[OpenAI](openai.md)": ("openai_chat", "openai_completions"),
     "[OpenAI's Responses](responses.md)": ("openai_responses", "openai_responses_count", "openai_responses_compact"),
     "[Anthropic](anthropic.md)": ("anthropic_messages", "anthropic_count"),
     "[TGI](tgi.md)": ("tgi", "tgi_generate", "tgi_generate_stream"),
-    "[MindIE](mindie.md), with `option.root_schema=mindie`": ("mindie",),
+    "[MindIE](other.md#mindies-route), with `option.root_schema=mindie`": ("mindie",),
     "[Triton](triton.md)": (
         "triton_generate",
         "triton_generate_stream",
@@ -53,15 +51,15 @@ DIALECTS = {
         "triton_infer",
         "triton_invocations",
     ),
-    "[OpenAI's embeddings](embeddings.md#openais-embeddings)": ("openai_embeddings",),
-    "[LMI's embeddings](embeddings.md#lmis-embeddings)": ("lmi_embedding",),
-    "[TEI](embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),
-    "[Rerank](embeddings.md#rerank)": ("rerank", "rerank_v2"),
-    "[Transcriptions](audio.md)": ("openai_transcriptions", "openai_translations"),
+    "[OpenAI's embeddings](../embeddings.md#openais-embeddings)": ("openai_embeddings",),
+    "[LMI's embeddings](../embeddings.md#lmis-embeddings)": ("lmi_embedding",),
+    "[TEI](../embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),
+    "[Rerank](../embeddings.md#rerank)": ("rerank", "rerank_v2"),
+    "[Transcriptions](../media.md#transcriptions)": ("openai_transcriptions", "openai_translations"),
     "[System One](decisions.md#system-one)": ("systemone",),
     "[OpenAI's decisions](decisions.md#openais-decisions)": ("openai_decisions",),
-    "[vLLM's scores](vllm.md#scores)": ("vllm_score",),
-    "[vLLM's pooling](vllm.md#pooling-and-labels)": ("vllm_pooling", "vllm_classify"),
+    "[vLLM's scores](other.md#scores)": ("vllm_score",),
+    "[vLLM's pooling](other.md#pooling-and-labels)": ("vllm_pooling", "vllm_classify"),
 }
 """A row of the table of dialects -> the names of its schemas."""
 
@@ -71,13 +69,11 @@ ERRORS: dict[str, tuple[ServingError, ...]] = {
     "the prompt, alone or with its answer, is too long": (PromptTooLong("inputs", 9, 8),),
     "the API key is missing or wrong": (Unauthorized("no key"),),
     "unknown model": (ModelNotFound("other"),),
-    "the body does not arrive within `option.client_timeout`": (TooSlow("the body did not arrive"),),
     "the body is too large": (TooLarge("the body is too large"),),
     "unsupported content type or encoding": (UnsupportedMedia("text/html"),),
     "the queue is full, or the wait exceeds `option.predict_timeout`": (Overloaded("the queue is full"),),
     "the engine is loading or down, or the server is stopping": (Unavailable("the engine is not ready"),),
     "the engine or a model.py's formatter failed": (GenerationFailed("the engine raised"), FormatterFailed("x")),
-    "a bug in the server": (InternalError("internal error"),),
 }
 """A row of the table of errors -> those that it is about."""
 
@@ -94,7 +90,7 @@ COLUMNS: dict[str, Dialect] = {
 """A column of the table of errors -> the dialect that renders them."""
 
 HERE = ("Page", "State")
-"""Tags of the operations that the table lists. The pages of their APIs explain the others."""
+"""Tags of the operations that this page explains. The pages of their APIs explain the others."""
 
 VERSIONS = "/versions/{version}"
 """A part of Triton's routes; each is also there without it, and only that one is listed."""
@@ -119,22 +115,13 @@ def dialects() -> str:
     return table(("API", "its own routes (POST)", "field of the body at `/invocations`"), rows)
 
 
-def operations() -> str:
-    rows = (
-        (f"{method} `{path}`", operation.summary)
-        for (method, path), operation in OPERATIONS.items()
-        if operation.tag in HERE
-    )
-    return table(("route", "what it returns or does"), rows)
-
-
 def errors() -> str:
     rows = ((what, *(_error(schema, errors) for schema in COLUMNS.values())) for what, errors in ERRORS.items())
     return table(("error", *COLUMNS), rows)
 
 
 def render(text: str) -> str:
-    for name, part in (("dialects", dialects()), ("operations", operations()), ("errors", errors())):
+    for name, part in (("dialects", dialects()), ("errors", errors())):
         text = fill(text, name, part)
     return text
 
@@ -174,6 +161,13 @@ def test_the_document_is_up_to_date_in_wire_document() -> None:
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), WRITTEN
 
 
+def test_the_page_names_the_routes_without_inference() -> None:
+    named = DOCUMENT.read_text()
+    paths = [path for (_, path), operation in OPERATIONS.items() if operation.tag in HERE]
+    assert paths
+    assert [path for path in paths if f"`{path}`" not in named] == []
+
+
 def test_the_sampled_parameters_are_marked() -> None:
     marked = {
         name for line in section(PARAMETERS).splitlines() if "†" in line for name in re.findall(r"`(\w+)` †", line)
@@ -194,10 +188,11 @@ def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
     assert not alone, f"{', '.join(alone)}: add a row to {here}, or a link to docs/wire/README.md"
 
 
-def test_every_family_of_thoughts_has_its_row() -> None:
+def test_the_families_of_thoughts_that_have_a_row_exist() -> None:
     rows = re.findall(r"^\| (`.+?) \|", section("reasoning.md#reasoning"), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(named) == sorted(REASONING_PARSERS)
+    assert len(named) == len(set(named)) > 6
+    assert set(named) < set(REASONING_PARSERS), "`lmi options reasoning_parser` lists the others"
 
 
 if __name__ == "__main__":

@@ -94,4 +94,4 @@ def test_a_form_that_is_written_has_one_file() -> None:
 
 
 def test_the_number_of_a_forms_parts_is_documented() -> None:
-    assert not undocumented("wire/audio.md", f"A form may have at most {forms.MAX_PARTS} parts")
+    assert not undocumented("media.md", f"A form may have at most {forms.MAX_PARTS} parts")

@@ -8,7 +8,6 @@ import gzip
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -52,7 +51,6 @@ from handler.serving.request.life import (
     Phase,
 )
 from handler.serving.request.task import RequestTask
-from tests.docs.pages import fill, table
 from tests.stepped import INFO, Clock
 from tests.unit.serving.hosts import (
     PIXELS,
@@ -67,7 +65,6 @@ from tests.unit.serving.hosts import (
     WebHost,
 )
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "structure.md"
 LONG = "x" * 300
 """A word that makes a body so long that threads work on it."""
 CHAT = "/v1/chat/completions"
@@ -467,21 +464,6 @@ def test_the_status_of_a_response_is_committed_in_any_phase_but_the_last() -> No
     assert (life.phase, life.committed) == (RECEIVING, True)
 
 
-def render() -> str:
-    """Return docs/structure.md with the table of transitions."""
-    rows = []
-    for phase in Phase:
-        following = [(event, after) for (before, event), after in TRANSITIONS.items() if before is phase]
-        moves = [f"{event.name} → {after.name}" for event, after in following if after is not phase]
-        stays = [event.name for event, after in following if after is phase]
-        rows.append((phase.name, ", ".join(moves), ", ".join(stays)))
-    return fill(DOCUMENT.read_text(), "lifecycle", table(("phase", "event → next phase", "other events"), rows))
-
-
-def test_the_document_shows_the_table() -> None:
-    assert DOCUMENT.read_text() == render(), "`python -m tests.unit.serving.test_life` writes it"
-
-
 # -- the holdings ------------------------------------------------------------------------------------------------------
 
 
@@ -508,7 +490,3 @@ def test_what_is_held_too_late_is_released_at_once() -> None:
     assert released == ["finished", "closed"]
     life.hold(lambda: released.append("late"), CLOSED)
     assert released == ["finished", "closed", "late"]
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(render())

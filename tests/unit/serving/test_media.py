@@ -648,13 +648,13 @@ def test_media_that_do_not_fit_a_prompt_are_refused_by_name(
 
 def test_the_limits_of_images_are_documented() -> None:
     assert not undocumented(
-        "images.md",
-        f"CPU time to decode an image | {media.SECONDS:g} s",
-        f"files fetched at a time | {media.FETCHES}, at most {media.FETCHES_OF_HOST} from one host",
-        f"{media.MAX_MEDIA_LOADING:,}, then 503. Requests with at most {media.FEW_MEDIA} images may use "
-        f"{media.SPARE_MEDIA:,} more",
-        f"{media.MAX_MEMORY / GIB:g} GiB, then 503. Requests that need at most {media.LITTLE_MEMORY / MIB:g} MiB may "
-        f"use {media.SPARE_MEMORY / MIB:g} MiB more",
+        "media.md",
+        f"Decoding a file may take {media.SECONDS:g} s of CPU time",
+        f"{media.FETCHES} files are fetched at a time, at most {media.FETCHES_OF_HOST} from one host",
+        f"may load {media.MAX_MEDIA_LOADING:,} files, and {media.SPARE_MEDIA:,} more in requests with at most "
+        f"{media.FEW_MEDIA}",
+        f"may take {media.MAX_MEMORY / GIB:g} GiB, and {media.SPARE_MEMORY / MIB:g} MiB more in requests that need at "
+        f"most {media.LITTLE_MEMORY / MIB:g} MiB",
         f"more than {image_decoder.MAX_EXIF / KIB:g} KiB of Exif is refused",
         f"At most {WORDS[fetch.MAX_REDIRECTS]} redirects are followed",
     )

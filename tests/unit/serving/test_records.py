@@ -445,7 +445,7 @@ def test_a_body_that_is_no_text_is_base64(tmp_path: Path) -> None:
 
 def test_the_memory_of_captured_requests_is_documented() -> None:
     size = f"{request_log.MAX_WAITING_BYTES / (1 << 20):g} MiB"
-    assert not undocumented("capture.md", f"{size} are waiting to be written", f"towards these {size}")
+    assert not undocumented("replay.md", f"{size} are waiting to be written", f"towards these {size}")
 
 
 def test_what_is_no_file_in_the_directory_stops_no_captures(tmp_path: Path) -> None:

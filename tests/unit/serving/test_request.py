@@ -573,7 +573,7 @@ def test_ignored_names_are_a_header_that_sagemaker_forwards() -> None:
 
 
 def test_the_number_of_logits_is_documented() -> None:
-    assert not undocumented("wire/tensors.md", f"at most {MAX_LOGITS:,} logits")
+    assert not undocumented("wire/other.md", f"at most {MAX_LOGITS:,} logits")
 
 
 def test_a_stream_of_which_nothing_was_sent_fails_as_a_whole() -> None:

@@ -1,4 +1,4 @@
-"""Runs pieces of a page's code, one after another, as lines of one program."""
+"""Runs pieces of code, one after another, as lines of one program."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from deploy.resolve.fit import LEAST_CAPABILITIES, Need, cheapest, rank
 from deploy.resolve.instances import all_types, find
 from deploy.resolve.model.shape import shape_from_table
 from deploy.spec.values import Precision
-from tests.docs.pages import fill, table
+from tests.docs.pages import fill, section, table
 from tests.one_test import in_one_test
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
-TABLE = PAGE.read_text().partition("## Context, engine, instance")[2]
+TABLE = section(PAGE.read_text(), "Instances for known models")
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TABLE.splitlines() if line.startswith("| ")][1:]
 
 
@@ -57,6 +57,10 @@ def gpus() -> str:
 
 def render() -> str:
     return fill(PAGE.read_text(), "gpus", gpus())
+
+
+def test_the_table_of_models_has_rows() -> None:
+    assert len(ROWS) > 10
 
 
 def test_the_table_of_gpus_is_that_of_the_code() -> None:

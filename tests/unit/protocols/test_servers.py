@@ -1,5 +1,4 @@
-"""docs/wire/servers.md: each parameter on llama.cpp and SGLang; `python -m tests.unit.protocols.test_servers_document`
-writes its tables, from what the dialects do with each parameter in front of these servers."""
+"""What becomes of each parameter of each API in front of llama.cpp and SGLang."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ from handler.engines.openai.sglang.api import SGLANG
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.registry import INVOCATIONS, ROUTES
-from tests.docs.pages import fill, table
-from tests.parameter_matrix import DOCUMENTS, SCHEMA, VALUES
+from tests.parameter_matrix import SCHEMA, VALUES
 
-DOCUMENT = DOCUMENTS / "servers.md"
 SERVERS: Mapping[str, Capabilities] = {"llama.cpp": LLAMACPP, "SGLang": SGLANG}
 Values = Mapping[str, tuple[Any, Mapping[str, Any]]]
 
@@ -164,7 +161,20 @@ NOTES = {
         "cache_control": _CACHED,
     },
 }
-"""What else is to be said about an accepted parameter."""
+"""The outcome of an accepted parameter that is not simply "yes"."""
+
+
+DEPENDS = {
+    "seed": ("yes", "yes, with `--enable-deterministic-inference`; otherwise only if decoding is greedy"),
+    "repetition_penalty": ("yes", "yes, for generated tokens only"),
+    "decoder_input_details, prompt_logprobs": ("refused", "yes"),
+    "typical_p": ("yes", "refused"),
+    "min_p": ("yes", "yes; refused with `--speculative-algorithm`, which ignores it"),
+    "num_beams, length_penalty, early_stopping, bad_sequences": ("refused", "refused"),
+    "stop_token_ids": ("emulated", "yes; emulated with `ignore_eos`"),
+    "min_length": ("emulated", "yes; refused with `--skip-tokenizer-init`"),
+}
+"""The outcomes of the parameters whose outcomes depend on the server: with llama.cpp, with SGLang."""
 
 
 def context(able: Capabilities) -> ServerContext:
@@ -195,23 +205,19 @@ def cell(api: str, name: str, server: str) -> str:
     return NOTES[server].get(name, "yes")
 
 
-def rows(api: str) -> list[tuple[str, ...]]:
-    """The rows of an API's table. Parameters with the same cells share one."""
-    same: dict[tuple[str, ...], list[str]] = {}
-    for name in APIS[api][2]:
-        same.setdefault(tuple(cell(api, name, server) for server in SERVERS), []).append(f"`{name}`")
-    return [(", ".join(names), *cells) for cells, names in same.items()]
+def rows() -> list[tuple[str, tuple[str, ...]]]:
+    """Parameters whose outcomes depend on the server, with their outcomes. Those with the same ones are together."""
+    same: dict[tuple[str, ...], dict[str, None]] = {}
+    for api, (_, _, values) in APIS.items():
+        for name in values:
+            cells = tuple(cell(api, name, server) for server in SERVERS)
+            if len({*cells}) > 1:
+                same.setdefault(tuple(text.partition(":")[0] for text in cells), {})[name] = None
+    return [(", ".join(names), cells) for cells, names in same.items()]
 
 
-def render(text: str) -> str:
-    for api in APIS:
-        text = fill(text, api, table(("parameters", *SERVERS), rows(api)))
-    return text
-
-
-def test_the_document_is_up_to_date() -> None:
-    written = "`python -m tests.unit.protocols.test_servers_document` writes it"
-    assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), written
+def test_the_outcomes_that_depend_on_the_server_are_known() -> None:
+    assert dict(rows()) == DEPENDS
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -225,7 +231,3 @@ def test_a_refusal_names_the_parameter(api: str) -> None:
             with pytest.raises(ServingError) as refused:
                 dialect.parse({**plain, "parameters": given} if api == "LMI" else {**plain, **given}, context(able))
             assert any(one in str(refused.value) for one in (name, *beside)), (server, name, str(refused.value))
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(render(DOCUMENT.read_text()))

@@ -1,4 +1,4 @@
-"""docs/llamacpp.md; `python -m tests.unit.engines.test_llamacpp_document` rewrites its table."""
+"""What llama-server gets of each parameter, and which schemas and grammars are refused."""
 
 from __future__ import annotations
 
@@ -12,29 +12,13 @@ from jsonschema import Draft4Validator, Draft201909Validator, Draft202012Validat
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.llamacpp.parameters import CAPABILITIES, Leg, completion, grammar
 from handler.engines.llamacpp.schema import schema_grammar
-from tests.docs.pages import ROOT, fill
 from tests.parameter_matrix import FIELD_VALUES
-from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN, NAMES, cell
+from tests.unit.engines.test_url_document import GUIDES, HANDLERS_OWN
 
-DOCUMENT = ROOT / "docs" / "llamacpp.md"
 LEG = Leg([1], 5)
 BASE: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
 BY_THE_ENGINE = {"max_new_tokens", "min_new_tokens", "stop_token_ids", "presence_penalty", "frequency_penalty"}
 """Fields for which the engine chooses the length, the end and the biases of a completion."""
-
-
-def render() -> str:
-    by_cell: dict[str, list[str]] = {}
-    for field in Sampling._fields:
-        if field not in HANDLERS_OWN:
-            by_cell.setdefault(cell(CAPABILITIES, field), []).append(f"`{NAMES.get(field, field)}`")
-    rows = [f"| {', '.join(names)} | {found} |" for found, names in by_cell.items()]
-    table = "\n".join(["| parameters | `llama-server` |", "|---|---|", *rows, ""])
-    return fill(DOCUMENT.read_text(), "llamacpp parameters", table)
-
-
-def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
-    assert DOCUMENT.read_text() == render(), "`python -m tests.unit.engines.test_llamacpp_document` writes it"
 
 
 def test_what_is_not_refused_changes_the_request() -> None:
@@ -186,7 +170,3 @@ def test_grammars_that_would_crash_the_server_are_refused() -> None:
         grammar(StructuredOutput("grammar", "root ::= " + '("))" ' * (NESTED + 1)))
     with pytest.raises(ValueError, match="must not exceed 262,144 characters"):
         grammar(StructuredOutput("choice", str([f"{number:09}" for number in range(60_000)]).replace("'", '"')))
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(render())

@@ -1,0 +1,22 @@
+"""A clone for the tests of what is built of a commit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.release.distributions import ROOT, git
+
+
+def clone(directory: Path) -> Path:
+    """Copy the repository's tracked and new files, as they are now, into a directory, as one commit of a new clone."""
+    listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, directory / name)
+    git(directory, "init", "--quiet")
+    git(directory, "add", "--all")
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    git(directory, *who, "commit", "--quiet", "--message", "All")
+    return directory
