@@ -81,14 +81,14 @@ def as_json(words: Sequence[str], engine: str = "", flags: Mapping[str, str] = M
             return {"name": name, "text": describe(name), "options": [*map(_facts, described)]}
         except ConfigError as error:
             unknown = error
-    found = {
+    document = {
         "options": [*map(_facts, _selected(names, engine))],
         "engine_arguments": _native(names, engine),
         "flags": _flags_with(names, flags) if names else {},
     }
-    if names and not any(found.values()):
+    if names and not any(document.values()):
         raise unknown
-    return found
+    return document
 
 
 def _names_of(words: Sequence[str]) -> list[str]:
