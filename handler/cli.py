@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 from handler import __commit__, __version__
 from handler.config.engines import LLM_ENGINES
-from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, host, port
+from handler.core.command_line import (
+    KeptLines,
+    Parser,
+    add_installed,
+    add_json,
+    add_repeatable,
+    host,
+    port,
+    print_json,
+)
 from handler.core.errors import ConfigError, Problems
 from handler.core.package import install
 from handler.core.terminal import escaping
 from handler.launch import add_parser as add_launch
 from handler.models import add_parser as add_models
+from handler.skill import add_parser as add_skill
 
 if TYPE_CHECKING:
     from handler.config.loader import Reading
@@ -48,6 +58,7 @@ serve
   lmi options [NAME|WORD]                 list all options, describe one, or search for a word
   lmi models [get MODEL | rm MODEL ...]   list, fetch and remove the models on this machine
   lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
+  lmi skill install AGENT                 teach a coding agent how to move an endpoint
 
 measure
   lmi bench URL                           measure a running server: table, JSON
@@ -55,6 +66,7 @@ measure
   lmi bench --compare A.json B.json       compare results in a table
 
 move
+  lmi move ENDPOINT [REQUESTS]            adopt an endpoint, and prove here what can be proven; list what is not
   lmi replay REQUESTS --to TARGET         send recorded requests, and compare the responses with the recorded ones
   lmi conform URL                         test whether a server conforms to SageMaker's and other contracts
 
@@ -82,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return deploy(argv[1:], "lmi deploy")
     parser = make_parser(
         flags=argv[:1] in (["serve"], ["completion"]),
-        tools=argv[:1] not in (["serve"], ["options"], ["launch"], ["models"]),
+        tools=argv[:1] not in (["serve"], ["options"], ["launch"], ["models"], ["skill"]),
     )
     if not argv:
         parser.print_help()
@@ -123,6 +135,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     _add_options(commands)
     add_launch(commands)
     add_models(commands)
+    add_skill(commands)
     if tools:
         add_installed(commands, "lmi.commands")
     deploy = commands.add_parser("deploy", help="deploy a model to a SageMaker endpoint")
@@ -159,7 +172,12 @@ def _add_serve(commands: Any, *, flags: bool) -> None:
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     option = "an option as in serving.properties; overrides all other sources"
     add_repeatable(serve, "-o", "options", "KEY=VALUE", option)
-    serve.add_argument("--check", action="store_true", help="only list every problem of the configuration")
+    serve.add_argument(
+        "--check",
+        action="store_true",
+        help="only list every problem of the configuration; exit status: 0 without problems, 2 with problems",
+    )
+    serve.add_argument("--json", action="store_true", help="with --check: print JSON")
     _add_access(serve)
     if flags:
         from handler.config.options.command_line import add_flags
@@ -169,7 +187,11 @@ def _add_serve(commands: Any, *, flags: bool) -> None:
 
 
 def _add_options(commands: Any) -> None:
-    options = commands.add_parser("options", help="list all options, describe one, or search for a word")
+    options = commands.add_parser(
+        "options",
+        help="list all options, describe one, or search for a word",
+        description="List all options, describe one, or search for words. Exit status: 0, or 2 if no option matches.",
+    )
     options.add_argument(
         "words",
         nargs="*",
@@ -177,6 +199,7 @@ def _add_options(commands: Any) -> None:
         help="an option's name, as in serving.properties, the environment or a flag; or words to search for",
     )
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="list this engine's options and native arguments")
+    add_json(options)
     options.set_defaults(run=_options)
 
 
@@ -219,6 +242,8 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     from handler.core import log, loop
 
+    if arguments.json and not arguments.check:
+        arguments.parser.error("--json applies only with --check")
     signals = loop.StopSignals()
     signals.install()  # before the slow imports
     with loop.importing():
@@ -228,7 +253,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         from handler.serving.engine import read_local, read_sources
 
     read = read_local if arguments.check else read_sources  # `read_sources` downloads the model's options
-    reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
+    try:
+        reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
+    except ConfigError as error:
+        if not arguments.json:
+            raise
+        return _print_check(Problems(error.problems), iter(()), None)
     checked = without_model_data(reading) if arguments.check else reading
     problems, access = check(checked, handlers=True), OPEN
     with problems:
@@ -246,13 +276,51 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not arguments.check:
         with log.captured(as_json):
             return serve(reading.config, arguments.host, arguments.port, signals, access, problems)
-    for line in _checked(reading, problems, warning_of(access, arguments.host)):
-        print(line)
+    notes = _checked(reading, problems, warning_of(access, arguments.host))
+    return _print_check(problems, notes, reading) if arguments.json else _print_notes(notes, reading)
+
+
+def _print_notes(notes: Iterator[str], reading: Reading) -> int:
+    """Print what `lmi serve --check` finds as text, and return 0. Raise a ConfigError if there is a problem."""
+    for note in notes:
+        print(note)
+    engine, model = _served(reading)
+    print(f"no problems; engine: {engine}, option.model_id: {model or 'not set'}")
     return 0
 
 
+def _served(reading: Reading) -> tuple[str, str | None]:
+    """Return the names of the engine and of the model that a configuration serves."""
+    from handler.core.user_functions import Role
+
+    config = reading.config
+    return "none" if config.handle_role is Role.ALONE else reading.engine, config.model_id
+
+
+def _print_check(problems: Problems, notes: Iterator[str], reading: Reading | None) -> int:
+    """Print what `lmi serve --check` finds as JSON, and return its exit status.
+
+    Args:
+        reading: the configuration, or None if it cannot be read.
+    """
+    kept: list[str] = []
+    with problems:
+        for note in notes:
+            kept.append(note)
+    engine, model = (None, None) if reading is None else _served(reading)
+    print_json(
+        {
+            "problems": [{**problem._asdict(), "text": str(problem)} for problem in dict.fromkeys(problems)],
+            "notes": kept,
+            "engine": engine or None,
+            "model": model,
+        }
+    )
+    return 2 if problems else 0
+
+
 def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str]:
-    """Yield the lines that `lmi serve --check` prints. Raise a ConfigError after the warnings if there is a problem.
+    """Yield the notes that `lmi serve --check` prints. Raise a ConfigError after the warnings if there is a problem.
 
     Args:
         warning: the warning about a server that anyone can use, or "".
@@ -287,13 +355,14 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     if path is not None:
         yield describe_model_py(path, config)
     yield from missing_of(config)
-    engine = "none" if config.handle_role is Role.ALONE else reading.engine
-    yield f"no problems; engine: {engine}, option.model_id: {config.model_id or 'not set'}"
 
 
 def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import command_line
 
+    if arguments.json:
+        print_json(command_line.as_json(arguments.words, arguments.engine or "", _flags_of_serve()))
+        return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(command_line.listing(arguments.words, arguments.engine or "", _flags_of_serve(), width), flush=True)
     return 0

@@ -85,12 +85,18 @@ class Agent(NamedTuple):
         install: the command that installs the agent.
         settings: the function that creates its settings.
         uses_websockets: whether its settings depend on whether the server opens WebSockets.
+        skills: the directories of skills that it reads, below a project and below the home directory, or None.
     """
 
     title: str
     install: str
     settings: Callable[[Served], Settings]
     uses_websockets: bool = False
+    skills: tuple[str, str] | None = None
+
+
+_SHARED_SKILLS = (".agents/skills", ".agents/skills")
+"""The directories of skills that several agents read (agentskills.io; each agent's documentation, 2026)."""
 
 
 def _claude(served: Served) -> Settings:
@@ -219,10 +225,20 @@ def _dotenv(value: str) -> str:
 
 
 AGENTS = {
-    "claude": Agent("Claude Code", "npm install -g @anthropic-ai/claude-code", _claude),
-    "codex": Agent("Codex", "npm install -g @openai/codex", _codex, uses_websockets=True),
-    "opencode": Agent("OpenCode", "npm install -g opencode-ai", _opencode),
-    "goose": Agent("goose", "brew install block-goose-cli", _goose),
+    "claude": Agent(
+        "Claude Code",
+        "npm install -g @anthropic-ai/claude-code",
+        _claude,
+        skills=(".claude/skills", ".claude/skills"),
+    ),
+    "codex": Agent("Codex", "npm install -g @openai/codex", _codex, uses_websockets=True, skills=_SHARED_SKILLS),
+    "opencode": Agent(
+        "OpenCode",
+        "npm install -g opencode-ai",
+        _opencode,
+        skills=(".opencode/skills", ".config/opencode/skills"),
+    ),
+    "goose": Agent("goose", "brew install block-goose-cli", _goose, skills=(".agents/skills", ".config/agents/skills")),
     "aider": Agent("aider", "uv tool install --python 3.12 aider-chat", _aider),
 }
 """Maps the program name of each agent to the agent."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from handler.config import model_files
 from handler.config.engines import LLM_ENGINES
 from handler.core import log
-from handler.core.command_line import add_repeatable, hint_of
+from handler.core.command_line import add_json, add_repeatable, hint_of, print_json
 from handler.core.errors import ConfigError
 from handler.core.sizes import format_size
 
@@ -41,9 +41,11 @@ def add_parser(commands: Any) -> None:
     models = commands.add_parser(
         "models",
         help="list, fetch and remove the models on this machine",
-        usage="lmi models [-h] [get MODEL | rm MODEL ...]",
-        description="List the models on this machine. With get or rm, fetch or remove models instead.",
+        usage="lmi models [-h] [--json | get MODEL | rm MODEL ...]",
+        description="List the models on this machine. With get or rm, fetch or remove models instead. "
+        "Exit status: 0, or 2 if there is no such model.",
     )
+    add_json(models)
     models.set_defaults(run=_list)
     models.meant = {
         **dict.fromkeys(("list", "ls"), "lmi models"),
@@ -139,6 +141,9 @@ def _model(name: str, form: str, path: Path) -> CachedModel:
 
 def _list(arguments: argparse.Namespace) -> int:
     models = cached_models()
+    if arguments.json:
+        print_json({"models": [*map(_as_json, models)], "bytes": sum(model.size for model in models)})
+        return 0
     if not models:
         print("no models; fetch one with `lmi models get MODEL`")
         return 0
@@ -153,9 +158,19 @@ def _print_table(rows: Sequence[tuple[str, str, str, str]]) -> None:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
 
 
+def _as_json(model: CachedModel) -> dict[str, Any]:
+    """Return a model as JSON. `read` is the day on which one of its files was last read, or null."""
+    day = _day(model)
+    facts = {"name": model.name, "format": model.format, "bytes": model.size}
+    return {**facts, "read": day or None, "path": str(model.path)}
+
+
+def _day(model: CachedModel) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else ""
+
+
 def _row(model: CachedModel) -> tuple[str, str, str, str]:
-    used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
-    return model.name, model.format, format_size(model.size), used
+    return model.name, model.format, format_size(model.size), _day(model) or "-"
 
 
 def _get(arguments: argparse.Namespace) -> int:

@@ -104,6 +104,7 @@ class Adopted:
         differences: pairs of the same form for settings that have another effect here.
         defaults: pairs `(setting, origin)` for defaults of the container or SageMaker on which the source relies.
         passed: names of the fields that are passed to SageMaker unchanged.
+        container: the serving container of the source, or None before it is known.
     """
 
     content: Content
@@ -113,6 +114,7 @@ class Adopted:
     differences: list[tuple[str, str]] = field(default_factory=list)
     defaults: list[tuple[str, str]] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
+    container: Container | None = None
 
     def put(self, name: str, value: Any) -> None:
         """Set a field of the specification, unless the value is empty."""
@@ -141,7 +143,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     variant = _variant(source, wishes, beside=name != source.name)
     first, *different = _served(source, variant)
     reading = _read(source, first, wishes)
-    result = Adopted({"name": name})
+    result = Adopted({"name": name}, container=reading.container)
     content = result.content
     result.put("region", wishes.region or source.region)
     content["role"] = _role(result, source, variant, [first, *different], wishes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 from deploy.adopt.files import read_file, written
 from deploy.adopt.live import read_endpoint, reading_policy, with_data
-from deploy.adopt.specification import Wishes, adopted
+from deploy.adopt.specification import Adopted, Wishes, adopted
 from deploy.adopt.variables import KINDS, escaped_line
 from deploy.aws import Aws
 from deploy.cli.arguments import add_flags
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import ECR_URI
+from handler.core.command_line import print_json
 
 
 def add(commands: Any) -> None:
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
         help="server in the endpoint's image, if the image's name does not show it; lmi-handler is this project",
     )
     parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
-    add_flags(parser, policy="print the IAM policy that adopt needs, and exit")
+    add_flags(parser, "json", policy="print the IAM policy that adopt needs, and exit")
     parser.set_defaults(run=_run)
 
 
@@ -78,14 +78,34 @@ def _run(arguments: argparse.Namespace) -> int:
     result = adopted(source, wishes)
     source_name = arguments.endpoint or f"--file {arguments.file.name}"
     text = written(result, f"lmi deploy adopt {source_name}")
-    if arguments.output is None:
-        print(text, end="")
-    else:
+    if arguments.output is not None:
         _write(arguments.output, text)
         print(f"wrote {arguments.output}", file=sys.stderr)
+    if arguments.json:
+        print_json(as_json(result, arguments.output))
+        return 0
+    if arguments.output is None:
+        print(text, end="")
     for name, reason in result.unmapped:
         print(escaped_line(f"note: {name} cannot be mapped: {reason}"), file=sys.stderr)
     return 0
+
+
+def as_json(result: Adopted, output: Path | None) -> dict[str, Any]:
+    """Return an adopted specification and its comments as JSON.
+
+    Args:
+        output: file that contains the specification, or None if it was not written.
+    """
+    container = result.container
+    lists = {name: getattr(result, name) for name in ("defaults", "unmapped", "differences", "idle")}
+    return {
+        "specification": result.content,
+        "output": None if output is None else str(output),
+        "container": container and {"kind": container.kind, "release": container.tagged_release},
+        "notes": result.head,
+        **{name: [{"setting": item, "reason": reason} for item, reason in items] for name, items in lists.items()},
+    }
 
 
 def _write(path: Path, text: str) -> None:
@@ -115,5 +135,5 @@ def _print_policy(arguments: argparse.Namespace) -> int:
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", arguments.endpoint):
         raise SpecError(f"{arguments.endpoint}: is not a valid endpoint name")
     aws = Aws(arguments.region)
-    print(json.dumps(reading_policy(arguments.endpoint, aws.region, aws.partition), indent=2))
+    print_json(reading_policy(arguments.endpoint, aws.region, aws.partition))
     return 0

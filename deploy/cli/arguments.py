@@ -35,7 +35,7 @@ _SHORT = {
 
 
 _FLAGS = {
-    "json": "print JSON",
+    "json": "print JSON; the exit status is the same",
     "bidirectional": "also check what bidirectional streams need: the image's label and the host AMI",
     "no_checks": "skip the preflight checks",
     "allow_plaintext_secret": "allow secrets in the environment",

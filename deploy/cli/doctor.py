@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from deploy.preflight.checks import lines, over_the_network, preflight
 from deploy.resolve.model.files import hub_to_ask
 from deploy.resolve.prices import ask as ask_prices
 from deploy.resolve.resolver import resolve
+from handler.core.command_line import print_json
 
 _WRONG = 2
 
@@ -64,7 +64,7 @@ def _before(arguments: argparse.Namespace) -> int:
         bidirectional=arguments.bidirectional,
     )
     if arguments.json:
-        print(json.dumps(checks_as_json(checks), indent=2))
+        print_json(checks_as_json(checks))
     else:
         print("\n".join(lines(checks)))
     return _WRONG if any(check.verdict is Verdict.ERROR for check in checks) else 0
@@ -83,5 +83,5 @@ def _live(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(f"{finding.question}: {finding.answer}", flush=True)
     if arguments.json:
-        print(json.dumps(report(name, findings), indent=2))
+        print_json(report(name, findings))
     return 0 if findings[0].figures is not None else 1

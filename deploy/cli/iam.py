@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from deploy.iam.policies import MOST, Policy, length, parts, policies
 from deploy.iam.simulation import caller, denials
 from deploy.resolve.model.files import hub_to_ask
 from deploy.resolve.resolver import resolve
+from handler.core.command_line import print_json
 
 _WHO = ("trust", "execution-role", "deployer", "invoker", "checker")
 
@@ -81,7 +81,7 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
             print(f"note: {says}. {advice}", file=sys.stderr)
     if who is not None and who not in printed:
         raise Refused(f"--who {who}: there is no such policy or part", f"The known names are {', '.join(printed)}.")
-    print(json.dumps(printed if who is None else printed[who], indent=2))
+    print_json(printed if who is None else printed[who])
     return 0
 
 

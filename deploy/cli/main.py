@@ -40,6 +40,11 @@ The modules are imported when they are needed. All of them together take a secon
 """
 
 
+_DESCRIPTION = """Deploy a model to a SageMaker endpoint, and send requests to it. Exit status, with and without \
+--json: 0 done, 1 failed, 2 the specification or the arguments are wrong, or the request is refused, 3 AWS denies a \
+call, 4 the endpoint or another resource does not exist, 5 AWS accepted the call but the resource failed."""
+
+
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = make_parser(prog, next(iter(words), "")).parse_all(words)
@@ -72,7 +77,7 @@ class _AnyOrder(Parser):
 
 def make_parser(prog: str, command: str = "") -> Parser:
     """Create the parser for a built-in command, or for all commands if there is no such command."""
-    parser = Parser(prog=prog, description="Deploy a model to a SageMaker endpoint, and send requests to it.")
+    parser = Parser(prog=prog, description=_DESCRIPTION)
     add_commands(parser, command)
     return parser
 

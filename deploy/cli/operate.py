@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from deploy.errors import NotThere, Refused
 from deploy.operations import logs
 from deploy.operations.scale import refuse_foreign, scaling_target, set_bounds, set_count
 from deploy.operations.status import look
+from handler.core.command_line import print_json
 
 _NOT_SERVING = 5
 
@@ -35,7 +35,7 @@ def add_status(commands: Any) -> None:
 def _status(arguments: argparse.Namespace) -> int:
     status = look(Aws(arguments.region), arguments.name)
     if arguments.json:
-        print(json.dumps(status_as_json(status), indent=2))
+        print_json(status_as_json(status))
     else:
         out().print(view(status))
     return 0 if status.serving else _NOT_SERVING

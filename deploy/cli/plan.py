@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +37,7 @@ from deploy.resolve.resolver import advice
 from deploy.spec import Spec
 from deploy.spec.fields import fields_of
 from deploy.spec.reading import schema
+from handler.core.command_line import print_json
 
 
 def add(commands: Any) -> None:
@@ -46,11 +46,10 @@ def add(commands: Any) -> None:
     add_flags(
         parser,
         offline="do not call AWS; plan as if no resources existed",
-        json="print JSON",
         adopt="plan to take over existing resources with the same names",
     )
     add_shadow(parser)
-    add_flags(parser, "bidirectional", "allow_plaintext_secret")
+    add_flags(parser, "json", "bidirectional", "allow_plaintext_secret")
     parser.set_defaults(run=_run)
 
 
@@ -110,7 +109,7 @@ def _print(
     advised = advice(preparation.spec, decision, resolution.candidates)
     if arguments.json:
         more = {"unasked": reason, "warnings": warnings, "advice": advised, "checks": checks_as_json(checks)}
-        print(plan_as_json(comparison.plan, **_resolution_as_json(resolution, sums), **more))
+        print_json(plan_as_json(comparison.plan, **_resolution_as_json(resolution, sums), **more))
         return
     console = out()
     say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
@@ -149,7 +148,7 @@ def add_schema(commands: Any) -> None:
 
 def _print_schema(arguments: argparse.Namespace) -> int:
     if not arguments.names:
-        print(json.dumps(schema(), indent=2))
+        print_json(schema())
         return 0
     rows = {name: fields_of(name) for name in arguments.names}
     if unknown := [name for name, fields in rows.items() if not fields]:

@@ -16,6 +16,7 @@ from deploy.cli.views import (
     confirm,
     live_progress,
     out,
+    plan_as_json,
     print_and_refuse,
     print_plan,
     print_warnings,
@@ -23,7 +24,7 @@ from deploy.cli.views import (
     upload_progress,
 )
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
-from deploy.deployer.preparation import prepare, upload_models
+from deploy.deployer.preparation import Comparison, Preparation, prepare, upload_models
 from deploy.deployer.release import compare_online
 from deploy.deployer.shadow import Share, refuse_specification
 from deploy.deployer.wait import time_limit
@@ -34,6 +35,7 @@ from deploy.resources.resource import TAG_BEFORE
 from deploy.resources.updating import num_batches
 from deploy.spec import Spec
 from deploy.spec.components import uploads
+from handler.core.command_line import print_json
 
 
 def add(commands: Any) -> None:
@@ -51,7 +53,7 @@ def _parser(commands: Any, command: str, purpose: str) -> argparse.ArgumentParse
     parser: argparse.ArgumentParser = commands.add_parser(command, help=purpose)
     add_spec(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
-    add_flags(parser, "no_checks", "allow_plaintext_secret", keep_failed="keep failed resources for inspection")
+    add_flags(parser, "json", "no_checks", "allow_plaintext_secret", keep_failed="keep failed resources for inspection")
     parser.set_defaults(run=partial(deploy, command=command))
     return parser
 
@@ -64,7 +66,7 @@ def deploy(arguments: argparse.Namespace, command: str) -> int:
         refuse_specification(spec)
     only = "" if share is None else " --shadow"
     aws = Aws(spec.region)
-    work = partial(_deploy, aws, spec, out(), arguments, command, share)
+    work = partial(_deploy, aws, spec, out(aside=arguments.json), arguments, command, share)
     return to_the_end(work, again=f"{command}{only}", remove=f"{down_command(spec.deployment, aws.region)}{only}")
 
 
@@ -91,23 +93,46 @@ def _deploy(
     if not comparison.plan.changing:
         text = "already matches the specification, so there is nothing to do."
         say(console, f"{spec.name} {text}" if share is None else f"the shadow of {spec.name} {text}")
-        return 0
+        return _end(arguments, preparation, comparison)
     print_plan(console, comparison.plan, whole=False)
     if not arguments.no_checks:
         # The plan already reports who owns the name.
         print_and_refuse(console, preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",)))
     say(console, _instances(spec, preparation.resolution))
-    if not confirm("Do this?", yes=arguments.yes, needed=False):
+    if not confirm("Do this?", yes=arguments.yes, needed=False, aside=arguments.json):
         say(console, "Nothing was changed.")
-        return 1
+        return _end(arguments, preparation, comparison, status=1)
     if uploads(spec):
         with upload_progress(console) as report_upload:
             upload_models(spec, aws, live, report_upload)
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
     before = live.config.tags.get(TAG_BEFORE) if command == "promote" and live.config is not None else None
-    say(console, "\n".join(_next_steps(spec, share, before)))
-    return 0
+    steps = [*_next_steps(spec, share, before)]
+    say(console, "\n".join(steps))
+    return _end(arguments, preparation, comparison, changed=True, next=steps, previous_config=before)
+
+
+def _end(
+    arguments: argparse.Namespace,
+    preparation: Preparation,
+    comparison: Comparison,
+    *,
+    status: int = 0,
+    changed: bool = False,
+    **more: Any,
+) -> int:
+    """Print the plan with `--json`, and whether it was carried out, and return the exit status.
+
+    Args:
+        more: further fields, which are empty if nothing was changed.
+    """
+    if arguments.json:
+        warnings = [*preparation.warnings, *comparison.warnings]
+        end = {"endpoint": preparation.spec.endpoint_name, "changed": changed, "next": [], "previous_config": None}
+        region = preparation.decision.region
+        print_json(plan_as_json(comparison.plan, **{**end, "region": region, "warnings": warnings, **more}))
+    return status
 
 
 def _next_steps(spec: Spec, share: Share | None, before: str | None) -> Iterator[str]:

@@ -38,10 +38,10 @@ from handler.core.terminal import escaped, unescaped
 _WIDE = 180  # width of a table in characters, without a terminal
 
 
-def out() -> Console:
-    return _Escaping(
-        emoji=False, markup=False, file=unescaped(sys.stdout), width=None if sys.stdout.isatty() else _WIDE
-    )
+def out(*, aside: bool = False) -> Console:
+    """Return the console for output, which is on standard error with `aside`, while JSON goes to standard output."""
+    file = sys.stderr if aside else sys.stdout
+    return _Escaping(emoji=False, markup=False, file=unescaped(file), width=None if file.isatty() else _WIDE)
 
 
 class _Escaping(Console):
@@ -91,12 +91,13 @@ def print_noted(
             say(console, f"{name}: {note}")
 
 
-def confirm(question: str, *, yes: bool, needed: bool) -> bool:
+def confirm(question: str, *, yes: bool, needed: bool, aside: bool = False) -> bool:
     """Ask the user to confirm on the terminal, and return whether to continue.
 
     Args:
         yes: whether `--yes` is set, so that the user is not asked.
         needed: whether the user must confirm, even if there is no terminal.
+        aside: whether to ask on standard error.
 
     Raises:
         Refused: there is no terminal, and the user must confirm.
@@ -107,7 +108,9 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
         if needed:
             raise Refused(f"{question} There is no terminal on which to ask.", "Pass --yes.")
         return True
-    return input(escaped(f"{question} [y/N] ")).strip().lower() in ("y", "yes")
+    if aside:
+        print(escaped(f"{question} [y/N] "), end="", file=sys.stderr, flush=True)
+    return input("" if aside else escaped(f"{question} [y/N] ")).strip().lower() in ("y", "yes")
 
 
 # -- print or return as JSON how each component fits, and what the first copies need in total --------------------------
@@ -203,8 +206,8 @@ def summary(plan: Plan) -> str:
     return f"{text or 'no resources exist or are specified'}."
 
 
-def plan_as_json(plan: Plan, **more: Any) -> str:
-    """Return the plan as JSON, with each action's request and changes. `more` contains further top-level fields."""
+def plan_as_json(plan: Plan, **more: Any) -> dict[str, Any]:
+    """Return the plan for JSON, with each action's request and changes. `more` contains further top-level fields."""
     actions = [
         {
             "verb": action.verb.value,
@@ -225,7 +228,7 @@ def plan_as_json(plan: Plan, **more: Any) -> str:
         }
         for action in plan.actions
     ]
-    return json.dumps({"deployment": plan.deployment, "asked": plan.online, **more, "actions": actions}, indent=2)
+    return {"deployment": plan.deployment, "asked": plan.online, **more, "actions": actions}
 
 
 def printable(value: Any) -> Any:

@@ -27,7 +27,7 @@ STOP_SECONDS = 30.0
 _LOOK = 0.05  # seconds between two checks of the exit status
 _TAIL = 20  # number of log lines to show on exit
 _LINE = 2**20  # bytes; longer log lines are dropped
-_NOT_INHERITED = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN",
+NOT_INHERITED = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN",
                   "HUGGING_FACE_HUB_TOKEN", "MODEL_ID", "TENSOR_PARALLEL_DEGREE", *KEY_VARIABLES)  # fmt: skip
 """Prefixes of environment variables that the process does not inherit, because they would configure the server."""
 
@@ -128,7 +128,7 @@ class ContainerProcess:
         return self._process.pid
 
     async def start(self, command: Command) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
         self._process = await asyncio.create_subprocess_exec(
             *command.arguments,
             env={**inherited, "PYTHONUNBUFFERED": "1", **command.environment},

@@ -101,6 +101,15 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
     return Started(commands, _components(spec, commands), _directories(spec, adapters), tuple(_notes(spec)))
 
 
+def command_of(server: Spec, port: int) -> Command:
+    """Return the command that runs one server of a specification, without its components, on a port of 127.0.0.1.
+
+    Raises:
+        SpecError: the model is not on this machine.
+    """
+    return start(_variables(server, ""), port)
+
+
 def _processes(spec: Spec) -> dict[str, Spec]:
     """Return the server that each process runs, by component name ("" if there are no components).
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import ipaddress
+import json
 import math
 import re
 import sys
@@ -115,6 +116,16 @@ def add_installed(commands: Any, group: str) -> None:
 def add_repeatable(parser: Any, flag: str, dest: str, metavar: str, help: str) -> None:
     """Add a flag that may be repeated. Its values are collected in a list."""
     parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=f"{help}; repeatable")
+
+
+def add_json(parser: Any) -> None:
+    """Add the flag `--json`. A command prints the same facts with and without it, and has the same exit status."""
+    parser.add_argument("--json", action="store_true", help="print JSON; the exit status is the same")
+
+
+def print_json(value: Any) -> None:
+    """Print what a command has to say as one JSON document on standard output. Errors go to standard error as text."""
+    print(json.dumps(value, indent=2), flush=True)
 
 
 def positive(text: str) -> float:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -147,7 +148,7 @@ def test_what_the_specification_takes_aws_takes(seed: int) -> None:
         decided = decision(case, shadow=None if said.shadow is None else decision(case, pools=()))
         made = resources(said, decided)
         assert [line for item in made for line in wrong_in(item)] == [], said.sagemaker
-        plan_as_json(plan(made, Live(said.name, online=False)))
+        json.dumps(plan_as_json(plan(made, Live(said.name, online=False))))
         policies(said, decided)
         try:
             cloudformation_template(made)

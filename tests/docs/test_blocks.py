@@ -1,4 +1,4 @@
-"""Every code block of README.md, docs/ and examples/README.md is read, and run where it can be."""
+"""Every code block of README.md, docs/, examples/README.md and the skills is read, and run where it can be."""
 
 from __future__ import annotations
 
@@ -145,7 +145,11 @@ def _curl(arguments: list[str]) -> Iterator[str]:
             yield from (f"{fault}: {body}" for fault in _json(body, Path()))
 
 
-PATHS = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"]
+PATHS = [
+    *(ROOT / "README.md", ROOT / "examples" / "README.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "skills").rglob("SKILL.md"),
+]
 PAGES = sorted({str(path.relative_to(ROOT)) for path in PATHS})
 
 COMMANDS = {

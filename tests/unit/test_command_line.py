@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -289,6 +290,44 @@ def test_check_shows_what_is_ignored_beside_the_problems(
 
 
 @pytest.mark.parametrize(
+    ("words", "status", "problems"),
+    [
+        ([], 0, []),
+        (["-o", "option.max_modl_len=3"], 2, ["-o option.max_modl_len=3: unknown option"]),
+        (["--properties", "/missing"], 2, ["cannot read /missing"]),
+        (["-o", "option.dtype=int3", "--allow-host", "a/b"], 2, ["-o option.dtype=int3: must be", "a/b"]),
+        (["-o", "no pair"], 2, ["no pair"]),
+    ],
+)
+def test_check_says_as_json_what_it_says_as_text(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    status: int,
+    problems: list[str],
+) -> None:
+    monkeypatch.setenv("OPTION_DANCE", "1")
+    command = ["serve", "--engine", "echo", "--check", *words]
+    assert main(command) == status
+    shown = capsys.readouterr()
+    assert main([*command, "--json"]) == status
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["problems"]) == len(problems)
+    for problem, expected in zip(found["problems"], problems, strict=True):
+        assert expected in problem["text"]
+        assert problem["text"] in shown.err
+    last = [] if status else ["no problems; engine: echo, option.model_id: not set"]
+    assert [*found["notes"], *last] == shown.out.splitlines()
+
+
+def test_json_is_refused_for_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", "--json"])
+    assert stopped.value.code == 2
+    assert "--json applies only with --check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("data", "said"),
     [
         (
@@ -368,7 +407,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "completions"),
     [
-        (["lmi", "s"], {"serve"}),
+        (["lmi", "se"], {"serve"}),
+        (["lmi", "skill", "install", "cl"], {"claude"}),
         (["lmi", "serve", "--proper"], {"--properties"}),
         (["lmi", "serve", "--tensor-parallel-d"], {"--tensor-parallel-degree"}),
         (["lmi", "serve", "./pypr"], {"./pyproject.toml"}),

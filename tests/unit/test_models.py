@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -58,6 +59,10 @@ def test_the_caches_are_listed_and_emptied(cache: Path) -> None:
         ["s3://bucket/prefix/", "GGUF", "7", "B"],
     ]
     assert listed(cache) == every
+    document = json.loads(models(cache, "--json").stdout)
+    assert [[model["name"], model["format"]] for model in document["models"]] == [row[:2] for row in every]
+    assert document["bytes"] == sum(model["bytes"] for model in document["models"])
+    assert all(Path(model["path"]).exists() for model in document["models"])
     wrong = models(cache, "rm", "demo", "me/min")
     assert (wrong.returncode, wrong.stderr) == (
         2,

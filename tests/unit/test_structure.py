@@ -39,6 +39,7 @@ OF_HANDLER = {
     "container": {"__version__", "core", "config"},
     "launch": {"core", "config"},
     "models": {"core", "config", "engines", "serving"},
+    "skill": {"core", "launch"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` may import all of it."""
 
@@ -279,6 +280,7 @@ OF_PROOF = {
     "replay": {"core"},
     "conform": {"__version__", "core", "config.environment"},
     "bench": {"core", "config", "engines", "serving.engine"},
+    "move": {"core", "config", "cli"},
 }
 """A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
 

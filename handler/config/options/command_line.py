@@ -44,16 +44,16 @@ def listing(
     Raises:
         ConfigError: if no option matches. The message suggests the nearest name.
     """
-    names = [word.strip("-").replace("-", "_") for word in words]
+    names = _names_of(words)
     if not names:
         return table(engine=engine, width=width)
-    unknown = ConfigError(f"no option has all of these words: {' '.join(words)}")
+    unknown = _none_has(words)
     if len(names) == 1:
         try:
             return describe(names[0], width)
         except ConfigError as error:
             unknown = error
-    serve_flags = {flag: text for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))}
+    serve_flags = _flags_with(names, flags)
     parts = [
         table(names, engine, width),
         "\n".join(["Flags of lmi serve:", *_listed(serve_flags, width)]) if serve_flags else "",
@@ -61,6 +61,64 @@ def listing(
     if not any(parts):
         raise unknown
     return "\n\n".join(filter(None, parts))
+
+
+def as_json(words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Return what `listing` says, as JSON: options with their facts, native arguments of engines, and flags.
+
+    Args:
+        words, engine, flags: as for `listing`. `text` describes a variable that belongs to no option.
+
+    Raises:
+        ConfigError: if no option matches. The message suggests the nearest name.
+    """
+    names = _names_of(words)
+    unknown = _none_has(words)
+    if len(names) == 1:
+        try:
+            name = _variable_of_flag(names[0]) or names[0]
+            described = [] if name in SETTINGS else [*_described(name)]
+            return {"name": name, "text": describe(name), "options": [*map(_facts, described)]}
+        except ConfigError as error:
+            unknown = error
+    document = {
+        "options": [*map(_facts, _selected(names, engine))],
+        "engine_arguments": _native(names, engine),
+        "flags": _flags_with(names, flags) if names else {},
+    }
+    if names and not any(document.values()):
+        raise unknown
+    return document
+
+
+def _names_of(words: Sequence[str]) -> list[str]:
+    return [word.strip("-").replace("-", "_") for word in words]
+
+
+def _none_has(words: Sequence[str]) -> ConfigError:
+    return ConfigError(f"no option has all of these words: {' '.join(words)}")
+
+
+def _flags_with(names: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
+    return {flag: text for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))}
+
+
+def _selected(words: Sequence[str], engine: str) -> list[Option]:
+    """Return the options that have an effect, of an engine or of all, whose names or descriptions have all words."""
+    return [
+        option
+        for option in OPTIONS
+        if option.field
+        and not isinstance(option.parse, Gone)
+        and (not engine or not engines_of(option) or engine in option.engines)
+        and _has(words, " ".join((option.key, option.help, *option.aliases)))
+    ]
+
+
+def _native(words: Sequence[str], engine: str) -> list[str]:
+    """Return the keys of an engine's native arguments that are not options here, and whose names have all words."""
+    keys = [f"option.{name}" for name in sorted(engine_arguments(engine).arguments) if _has(words, name)]
+    return [key for key in keys if key not in KNOWN]
 
 
 def table(words: Sequence[str] = (), engine: str = "", width: int | None = None) -> str:
@@ -71,22 +129,13 @@ def table(words: Sequence[str] = (), engine: str = "", width: int | None = None)
         engine: the engine whose options and native arguments are listed, or "" to list the options of all engines.
         width: the number of columns at which text wraps, or None to write each option on one line.
     """
-    listed = [
-        option
-        for option in OPTIONS
-        if option.field
-        and not isinstance(option.parse, Gone)
-        and (not engine or not engines_of(option) or engine in option.engines)
-        and _has(words, " ".join((option.key, option.help, *option.aliases)))
-    ]
+    listed = _selected(words, engine)
     parts = [
         "\n".join(_group(engines, [option for option in listed if engines_of(option) == engines], width))
         for engines in sorted({engines_of(option) for option in listed})
     ]
-    arguments = engine_arguments(engine)
-    keys = [f"option.{name}" for name in sorted(arguments.arguments) if _has(words, name)]
-    if keys := [key for key in keys if key not in KNOWN]:
-        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(keys), width)}")
+    if keys := _native(words, engine):
+        parts.append(f"Arguments of {engine_arguments(engine).source}:\n{_filled(', '.join(keys), width)}")
     return "\n\n".join(parts)
 
 
@@ -140,14 +189,17 @@ def describe(name: str, width: int | None = None) -> str:
     name = _variable_of_flag(name) or name
     if name in SETTINGS:
         return f"{name}\n{_line(f'a variable of the environment: {SETTINGS[name]}', width)}"
-    paragraphs = _foreign(name, width)
+    return "\n\n".join([*_foreign(name, width), *("\n".join(_lines(option, width)) for option in _described(name))])
+
+
+def _described(name: str) -> Iterator[Option]:
+    """Yield the options that a name belongs to. Raise a ConfigError if there is no such option."""
     engines = ("vllm",) if name.startswith(images.VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
         described = [option for engine in engines if (option := find_option(key, engine))]
         if not described:
             raise ConfigError(unknown_option(key, "").message)
-        paragraphs += ["\n".join(_lines(option, width)) for option in {row.engines: row for row in described}.values()]
-    return "\n\n".join(paragraphs)
+        yield from {row.engines: row for row in described}.values()
 
 
 def _variable_of_flag(name: str) -> str:
@@ -222,14 +274,32 @@ def _lines(option: Option, width: int | None) -> Iterator[str]:
         "type": _type(option),
         "default": default_of(option) or "none",
         "engines": _engines(option),
-        "environment": ", ".join(
-            [variable(option.key), *(name for name, key in ENVIRONMENT.items() if key == option.key)]
-        ),
+        "environment": ", ".join(_variables(option)),
         "other names": ", ".join(option.aliases),
     }
     for fact, text in facts.items():
         if text:
             yield f"  {fact + ':':13}{_filled(text, width, 15).lstrip()}"
+
+
+def _facts(option: Option) -> dict[str, Any]:
+    """Return what is said of an option, as JSON. `engines` is empty if all engines support it."""
+    if isinstance(option.parse, Gone) or (option.field is None and not option.argument and not option.of_java):
+        return {"key": option.key, "text": "\n".join(_lines(option, None)), "engines": [*engines_of(option)]}
+    return {
+        "key": option.key,
+        "meaning": option.help or "an argument of the engine",
+        "type": _type(option),
+        "default": default_of(option) or None,
+        "engines": [*engines_of(option)],
+        "environment": _variables(option),
+        "other_names": [*option.aliases],
+    }
+
+
+def _variables(option: Option) -> list[str]:
+    """Return the names of the environment variables that set an option."""
+    return [variable(option.key), *(name for name, key in ENVIRONMENT.items() if key == option.key)]
 
 
 def _type(option: Option) -> str:

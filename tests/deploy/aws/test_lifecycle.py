@@ -71,6 +71,23 @@ def test_plan_and_up_say_that_an_update_takes_back_what_was_scaled_by_hand(
         assert "would scale it to instance.count, which is 2" in " ".join(capsys.readouterr().out.split())
 
 
+def test_up_prints_as_json_what_it_did_and_progress_beside_it(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(tmp_path)
+    assert main(["up", path, "--yes", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["endpoint"], found["changed"], found["previous_config"]) == (NAME, True, None)
+    assert {action["verb"] for action in found["actions"]} == {"create"}
+    assert f"{NAME} is in service" in found["next"][0]
+    assert found["next"][0] in shown.err
+    assert main(["up", path, "--yes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["changed"], found["next"]) == (False, [])
+    assert {action["verb"] for action in found["actions"]} == {"unchanged"}
+
+
 LMI = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi22.0.0-cu129"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +340,7 @@ def test_a_field_makes_new_versions_and_shows_in_the_plan(field: str) -> None:
     kind = PLACES[field][0]
     if kind is Kind.ENDPOINT_CONFIG:  # its name ends in a digest of its content
         assert {item.key for item in made if item.kind is kind}.isdisjoint(without)
-    text = plan_as_json(plan(made, Live("llama", online=False)))
+    text = json.dumps(plan_as_json(plan(made, Live("llama", online=False))))
     assert str(PLACES[field][1][-1]) in text
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -199,3 +201,34 @@ def test_the_host_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     assert make_parser(tools=False).parse_all(["serve", "--host", "127.0.0.1"]).host == "127.0.0.1"
     monkeypatch.setenv("LMI_HOST", "")
     assert make_parser(tools=False).parse_all(["serve"]).host == "127.0.0.1"
+
+
+def described(*words: str) -> dict[str, Any]:
+    """What `lmi options WORDS --json` prints."""
+    command = [sys.executable, "-m", "handler", "options", *words, "--json"]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    return found
+
+
+def test_json_has_every_option_of_the_table() -> None:
+    keys = [option["key"] for option in described()["options"]]
+    assert sorted(keys) == sorted(re.findall(r"^  (\S+)  ", table(), re.MULTILINE))
+    of_vllm = described("--engine", "vllm")
+    assert {"option.engine_args", "option.dtype"} <= {option["key"] for option in of_vllm["options"]}
+    assert of_vllm["engine_arguments"]
+
+
+def test_json_has_the_facts_of_one_option_and_the_hits_of_a_search() -> None:
+    (option,) = described("HF_MODEL_ID")["options"]
+    assert (option["key"], option["environment"]) == ("option.model_id", ["OPTION_MODEL_ID", "HF_MODEL_ID"])
+    assert [option["engines"] for option in described("load_format")["options"]] == [["vllm"], ["trtllm"]]
+    assert "option.tgi_compat" in {option["key"] for option in described("tgi", "format")["options"]}
+    assert "--api-key" in described("api", "key")["flags"]
+    assert described("LMI_API_KEY")["options"] == []
+
+
+def test_an_unknown_name_has_the_same_status_with_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options", "max_modl_len"]) == main(["options", "max_modl_len", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len({*shown.err.splitlines()}) == 1

@@ -53,6 +53,23 @@ def refused(
     return " ".join(capsys.readouterr().err.split())
 
 
+def test_json_has_the_specification_and_every_comment(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, OF_LMI)
+    assert adopt("--output", str(path), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    text = path.read_text()
+    assert found["specification"] == content(path)
+    assert (found["output"], found["container"]["kind"]) == (str(path), "lmi")
+    for kind in ("defaults", "unmapped", "differences", "idle"):
+        assert all(f"#   {item['setting']}: {item['reason']}" in text for item in found[kind])
+    assert adopt("--output", str(path), "--json") == 2
+    assert capsys.readouterr().out == ""
+    assert adopt("--json") == 0
+    assert json.loads(capsys.readouterr().out) == {**found, "output": None}
+
+
 def test_only_describe_and_list_calls_are_made_and_in_the_printed_policy(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
