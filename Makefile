@@ -123,7 +123,7 @@ docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: ope
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
 dist: $(BIN)/uv ## 5 s: the source distribution of the commit and the wheel of it, in dist/: two builds are equal, byte for byte
 	$(BIN)/python -m tests.release.distributions dist $(addprefix --build-constraint ,$(PINS))
-release: $(VENV)/.cpu ## half a minute, and 20 min an image: all that a release consists of, in build/release, signed with KEY=FILE; IMAGES=none, or one
+release: $(BIN)/uv ## half a minute, and 20 min an image: all that a release consists of, in build/release, signed with KEY=FILE; IMAGES=none, or one
 	$(BIN)/python -m tests.release build/release --tools $(VENV)-bill $(addprefix --build-constraint ,$(PINS)) \
 		$(if $(KEY),--key "$(KEY)") $(if $(IMAGES),--images $(IMAGES)) $(OPTIONS)
 bench: dev ## 5 min: the load generator on the demo model, served and its engine alone
