@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.install import compiled, environment
+from tests.install import compiled, environment, packages
 from tests.release.distributions import ROOT
 
 PYTHON = "3.11"
@@ -36,18 +36,15 @@ class Subject(NamedTuple):
 
 
 def tool(directory: Path) -> Path:
-    """Return the interpreter of the tool's environment in a directory, which is installed if it is not there."""
-    python = directory / "bin" / "python"
-    if not python.exists():
-        environment(
-            directory,
-            "--compile-bytecode",
-            "--only-binary",
-            ":all:",
-            "--require-hashes",
-            "--requirement",
-            str(ROOT / _TOOL),
-        )
+    """Return the interpreter of the tool's environment in a directory, which is installed if it is not there.
+
+    What an environment of an earlier release lacks is installed too.
+    """
+    python, needed = directory / "bin" / "python", ("--require-hashes", "--requirement", str(ROOT / _TOOL))
+    if python.exists():
+        packages("--python", str(python), "--only-binary", ":all:", *needed)
+    else:
+        environment(directory, "--compile-bytecode", "--only-binary", ":all:", *needed)
     return python
 
 
