@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,23 +51,33 @@ def tool(directory: Path) -> Path:
 
 def pins(checkout: Path, locks: Sequence[str], architecture: str) -> str:
     """Return the pins, with their hashes, that files list for Debian 12 on an architecture (amd64, arm64)."""
-    return _compiled(architecture, "--no-deps", *(str(checkout / lock) for lock in locks))
+    files = [checkout / lock for lock in locks]
+    return _with_hashes(_compiled(architecture, "--no-deps", *map(str, files)), files)
 
 
 def pins_of_extra(checkout: Path, extra: str, architecture: str = "amd64") -> str:
     """Return the pins that `pip install 'lmi-handler[EXTRA]'` takes with the versions of LOCK as constraints."""
-    return _compiled(
-        architecture, "--constraint", str(checkout / LOCK), "--extra", extra, str(checkout / "pyproject.toml")
-    )
+    lock = checkout / LOCK
+    project = str(checkout / "pyproject.toml")
+    return _with_hashes(_compiled(architecture, "--constraint", str(lock), "--extra", extra, project), [lock])
 
 
-def _compiled(architecture: str, *arguments: str) -> str:
+def _compiled(architecture: str, *arguments: str) -> list[str]:
+    """Return the pins, such as `numpy==2.4.6`."""
     where = ["--python", sys.executable, "--python-version", PYTHON, "--python-platform", _MACHINES[architecture]]
-    quiet = ["--no-annotate", "--no-header", "--no-emit-index-url", "--generate-hashes"]
+    quiet = ["--no-annotate", "--no-header", "--no-emit-index-url"]
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "pins.txt")
         compiled(*where, *quiet, "--output-file", str(found), *arguments)
-        return found.read_text()
+        return found.read_text().splitlines()
+
+
+def _with_hashes(pins: Iterable[str], locks: Iterable[Path]) -> str:
+    """Return pins with the hashes that files have for them: an index may have further files of a version by now."""
+    hashes: dict[str, str] = {}
+    for lock in locks:
+        hashes |= re.findall(r"^([\w.-]+==\S+).*(\\(?:\n +--hash=\S+(?: \\)?)+)$", lock.read_text(), re.MULTILINE)
+    return "".join(f"{pin} {hashes[pin]}\n" for pin in pins)
 
 
 def made(python: Path, checkout: Path, requirements: str) -> dict[str, Any]:
