@@ -9,14 +9,14 @@ is the layout of mike, without its commits to a branch: whoever hosts the site k
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
 import pages  # beside this file
 from mkdocs.structure.files import File, InclusionLevel
 
-from tests.docs.options import with_all  # `python -m mkdocs` finds it in the working directory
+from tests.docs.options import with_all  # `python -m mkdocs` finds it in the working directory, and
+from tests.release import images  # this
 
 STYLES = "assets/site.css"
 OPTIONS = "docs/options.md"
@@ -28,7 +28,7 @@ BOOSTS = {
 """Factors of pages in a search; 1 for others."""
 
 
-VERSION = re.findall(r'^version = "(.+)"$', (pages.ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+VERSION = images.version(pages.ROOT)
 
 
 def on_config(config: Any) -> None:

@@ -405,7 +405,7 @@ def test_the_site_has_a_page_of_options_for_each_engine() -> None:
 # -- the version is one: `pyproject.toml` has it, and the changelog and the documents' images name the same ------------
 
 
-VERSION = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+VERSION = images.version(ROOT)
 MOST_WORDS = 500
 """Of a version's summary: two minutes, at 250 words a minute."""
 

@@ -1,4 +1,4 @@
-"""The images' names in examples and documents: `python -m tests.release.images [FILE]` writes them anew.
+"""The images' names in examples, documents and tests' programs: `python -m tests.release.images [FILE]` writes them.
 
 A tag is the version in pyproject.toml. `examples/images.json` has the digest of each published image by its name;
 without one, the tag alone names the image. The digests of FILE, such a list of a release, are taken into it. Documents
@@ -17,6 +17,7 @@ from tests.release.distributions import ROOT
 
 DIGESTS = "examples/images.json"
 _WITH_DIGESTS = ("examples/hosting/compose.yaml", "kserve.yaml", "hyperpod.yaml")
+_FOLDERS = ("docs", "examples", "tests/clients/scripts/sagemaker/programs")
 _SUFFIXES = (".md", ".yaml", ".yml", ".json", ".py")
 REFERENCE = re.compile(r"\b(lmi-handler(?:-[a-z0-9]+)*):(\d+\.\d+\.\d+)((?:-[\w.]+)?)(@sha256:[0-9a-f]{64})?")
 """A name, a version, what the tag has behind it, and a digest."""
@@ -30,7 +31,7 @@ def version(root: Path) -> str:
 
 def pages(root: Path) -> Iterator[Path]:
     """Yield the files that may name images."""
-    for path in (path for folder in ("docs", "examples") for path in sorted((root / folder).rglob("*"))):
+    for path in (path for folder in _FOLDERS for path in sorted((root / folder).rglob("*"))):
         if path.suffix in _SUFFIXES and path.is_file():
             yield path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -20,8 +19,9 @@ from handler.core import deprecations
 from handler.core.command_line import Parser
 from handler.core.deprecations import DEPRECATIONS, Deprecation
 from tests.docs.pages import ROOT
+from tests.release import images
 
-VERSION = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+VERSION = images.version(ROOT)
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 ROW = Deprecation("2.1.0", "3.0.0", "option.new")
 
