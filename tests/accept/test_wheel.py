@@ -109,16 +109,24 @@ def test_two_builds_of_a_commit_are_equal_under_any_umask(checkout: Path, tmp_pa
     assert built[0] == built[1]
 
 
-def test_the_distributions_have_the_commit_that_they_are_built_of(checkout: Path, tmp_path: Path) -> None:
+def test_the_distributions_are_of_the_commit_and_say_it(checkout: Path, tmp_path: Path) -> None:
     (checkout / "README.md").write_text("not committed")
     wheel, source = distributions.build(checkout, tmp_path)
     commit = distributions.head(checkout)
+    tracked = distributions.git(checkout, "ls-files", "handler", "deploy", "proof", "lmi_handler.py").decode()
+    files = {name for name in tracked.splitlines() if not name.endswith(".md")} | {distributions.COMMIT}
     with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == files
         assert archive.read(distributions.COMMIT).decode() == f"{commit}\n"
         archive.extract("handler/__init__.py", tmp_path)
         archive.extract(distributions.COMMIT, tmp_path)
     with tarfile.open(source) as sources:
-        assert f"{source.name.removesuffix('.tar.gz')}/{distributions.COMMIT}" in sources.getnames()
+        root = source.name.removesuffix(".tar.gz")
+        beside = {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
+        assert {*sources.getnames()} == {f"{root}/{name}" for name in files | beside}
+        page = sources.extractfile(f"{root}/README.md")
+        assert page is not None
+        assert page.read().startswith(b"# ")
     command = [sys.executable, "-c", "import handler; print(handler.__commit__)"]
     assert subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout == f"{commit}\n"
 
