@@ -2,12 +2,14 @@
 
 Both distributions, the images `cpu` and `llamacpp` for both architectures as archives, a bill of materials for each,
 the provenance of all, SHA256SUMS, and its signature if a key is given. An image that cannot be built here is left out,
-and named. All is made of the commit, so what is not committed is refused.
+and named. All is made of the commit, so what is not committed is refused. A release that fails leaves the directory as
+it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -37,38 +39,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if changed := distributions.changed(ROOT):
         print(f"commit these first: {', '.join(changed)}", file=sys.stderr)
         return 1
-    if given.directory.exists() and (given.directory / provenance.SUMS).exists():
-        for path in given.directory.iterdir():
-            path.unlink()
-    given.directory.mkdir(parents=True, exist_ok=True)
-    if foreign := sorted(path.name for path in given.directory.iterdir()):
+    found = {path.name for path in given.directory.iterdir()} if given.directory.exists() else set()
+    if foreign := sorted(found - provenance.released(given.directory)):
         print(f"{given.directory} has other files: {', '.join(foreign)}", file=sys.stderr)
         return 1
+    partial = given.directory.with_name(f"{given.directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    left_out = _make(given, partial)
+    shutil.rmtree(given.directory, ignore_errors=True)
+    partial.rename(given.directory)
+    if given.key is None:
+        print("not signed: no key (KEY=FILE)")
+    for image, why in left_out.items():
+        print(f"left out: {image.name}: {why}")
+    for path in sorted(given.directory.iterdir()):
+        print(path)
+    return 0
+
+
+def _make(given: argparse.Namespace, directory: Path) -> dict[containers.Image, str]:
+    """Write all files of a release into an empty directory, and return why images are left out."""
     commit, tool = distributions.head(ROOT), bill.tool(given.tools)
     constraints = [word for file in given.build_constraint for word in ("--build-constraint", file)]
-    built = distributions.build(ROOT, given.directory, *constraints)
+    built = distributions.build(ROOT, directory, *constraints)
     needed = bill.made(tool, ROOT, bill.pins_of_extra(ROOT, EXTRA))
     for path in built:
         _bill(path, needed)
     chosen = [image for image in containers.IMAGES if image.target in given.images]
-    left_out = {image: containers.obstacle(image) for image in chosen}
-    built += _images([image for image in chosen if not left_out[image]], given.directory, commit, tool)
-    bills = [*given.directory.glob("*.cdx.json")]
+    left_out = {image: why for image in chosen if (why := containers.obstacle(image))}
+    built += _images([image for image in chosen if image not in left_out], directory, commit, tool)
+    bills = [*directory.glob("*.cdx.json")]
     locks = [bill.LOCK, *(lock for names in containers.LOCKS.values() for lock in names)]
     pinned = {name: provenance.sha256(ROOT / name) for name in locks}
     statement = provenance.statement([*built, *bills], commit, given.source, pinned, given.builder)
-    provenance.write_statement(given.directory, statement)
-    sums = provenance.write_sums(given.directory)
+    provenance.write_statement(directory, statement)
+    sums = provenance.write_sums(directory)
     if given.key is not None:
         provenance.sign(sums, given.key)
-    else:
-        print("not signed: no key (KEY=FILE)")
-    for image, why in left_out.items():
-        if why:
-            print(f"left out: {image.name}: {why}")
-    for path in sorted(given.directory.iterdir()):
-        print(path)
-    return 0
+    return left_out
 
 
 def _bill(path: Path, needed: Mapping[str, Any]) -> None:

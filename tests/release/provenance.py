@@ -64,6 +64,13 @@ def write_sums(directory: Path) -> Path:
     return sums
 
 
+def released(directory: Path) -> set[str]:
+    """Return the names of the files of the release in a directory: those with a checksum, and the checksums."""
+    sums = directory / SUMS
+    listed = {line.partition("  ")[2] for line in sums.read_text().splitlines()} if sums.exists() else set[str]()
+    return listed | {SUMS, f"{SUMS}.sig"}
+
+
 def write_statement(directory: Path, value: Mapping[str, Any]) -> Path:
     path = directory / PROVENANCE
     path.write_text(json.dumps(value, indent=1) + "\n")
