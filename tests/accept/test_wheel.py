@@ -278,10 +278,14 @@ def _by_uvx(index: str, directory: Path) -> list[str]:
     return [uvx, *given, "--from", "lmi-handler[cpu]", "lmi"]
 
 
+_OF_BOTH = "--only-binary lmi-handler --extra-index-url"
+"""pip takes the newest of all indexes, which may be a stranger's: a wheel runs no code before the test has looked."""
+
+
 def _by_pip(index: str, directory: Path) -> list[str]:
     _run(sys.executable, "-m", "venv", str(directory / "environment"))
     bin = directory / "environment" / "bin"
-    _run(str(bin / "pip"), "install", "--quiet", "--extra-index-url", index, "lmi-handler[cpu]")
+    _run(str(bin / "pip"), "install", "--quiet", *_OF_BOTH.split(), index, "lmi-handler[cpu]")
     return [str(bin / "lmi")]
 
 
@@ -292,8 +296,15 @@ def _by_pip_from_source(index: str, directory: Path) -> list[str]:
 
 def _by_pipx(index: str, directory: Path) -> list[str]:
     pipx = [str(UV), "tool", "run", "--python", sys.executable, "pipx"]
-    _run(*pipx, "install", "--python", sys.executable, f"--pip-args=--extra-index-url {index}", "lmi-handler[cpu]")
+    _run(*pipx, "install", "--python", sys.executable, f"--pip-args={_OF_BOTH} {index}", "lmi-handler[cpu]")
     return [str(directory / "bin" / "lmi")]
+
+
+def _sources(wheel: Path) -> set[str]:
+    """Return the lines of a wheel's RECORD about its sources: their names, digests and sizes."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
+        return {line for line in archive.read(name).decode().splitlines() if ".dist-info/" not in line}
 
 
 @pytest.mark.model
@@ -308,7 +319,7 @@ def _by_pipx(index: str, directory: Path) -> list[str]:
     ],
 )
 def test_a_user_installs_it_and_the_demo_model_answers(
-    install: Callable[[str, Path], list[str]], index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Callable[[str, Path], list[str]], index: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From an index, with all that it needs and nothing of ours, outside of the repository: `lmi serve` alone."""
     monkeypatch.chdir(tmp_path)
@@ -316,6 +327,8 @@ def test_a_user_installs_it_and_the_demo_model_answers(
     monkeypatch.setenv("PIPX_HOME", str(tmp_path / "pipx"))
     monkeypatch.setenv("PIPX_BIN_DIR", str(tmp_path / "bin"))
     python, *program = install(index, tmp_path)
+    for record in tmp_path.rglob("lmi_handler-*.dist-info/RECORD"):
+        assert _sources(wheel) <= {*record.read_text().splitlines()}, "it is another package"
     with serve(python=python, program=program, seconds=500) as server:
         assert "loading the demo model with openvino" in server.log
         body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 2}}
