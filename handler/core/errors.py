@@ -333,8 +333,8 @@ class BadRequest(_OfTheClient):
         field: the field of a call about adapters that the message is about, or "". The message follows its name.
     """
 
-    def __init__(self, *message: str, field: str = "", detail: str = "") -> None:
-        super().__init__(*(field + text for text in message), detail=detail)
+    def __init__(self, message: str, *, field: str = "", detail: str = "") -> None:
+        super().__init__(field + message, detail=detail)
         self._field = field
 
     def renamed(self, names: Mapping[str, str]) -> BadRequest:
