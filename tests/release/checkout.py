@@ -17,6 +17,6 @@ def clone(directory: Path) -> Path:
             shutil.copy(ROOT / name, directory / name)
     git(directory, "init", "--quiet")
     git(directory, "add", "--all")
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.com"]
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
     git(directory, *who, "commit", "--quiet", "--message", "All")
     return directory
