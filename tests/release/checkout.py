@@ -9,13 +9,18 @@ from tests.release.distributions import ROOT, git
 
 
 def clone(directory: Path) -> Path:
-    """Copy the repository's tracked and new files, as they are now, into a directory, as one commit of a new clone."""
-    listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").decode().split("\0")
+    """Copy the files that git does not ignore, as they are now, into a directory, as one commit of a new clone.
+
+    The checkout itself may be no repository of git's, or another user's.
+    """
+    directory.mkdir(exist_ok=True)
+    git(directory, "init", "--quiet")
+    look = ["--git-dir", str(directory / ".git"), "--work-tree", str(ROOT)]
+    listed = git(ROOT, *look, "ls-files", "-z", "--others", "--exclude-standard").decode().split("\0")
     for name in filter(None, listed):
         if (ROOT / name).is_file():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, directory / name)
-    git(directory, "init", "--quiet")
     git(directory, "add", "--all")
     who = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
     git(directory, *who, "commit", "--quiet", "--message", "All")
