@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import multiprocessing
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -94,6 +95,16 @@ def process(
             running.kill()
             running.wait()
         output.close()
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that the servers that this program has started are stopped."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Output:

@@ -31,7 +31,7 @@ from handler.cli import main
 from handler.config.options.names import KEY_VARIABLES
 from handler.core.command_line import print_json
 from handler.core.errors import ConfigError
-from proof.bench.processes import process
+from proof.bench.processes import interrupted_by_sigterm, process
 from proof.move.cli import ADOPT
 from proof.move.contract import PROFILE_OF_KIND, NoForm, fault
 from proof.move.local import Entry, LocalServer, local_server
@@ -92,7 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     findings, output = Findings(), arguments.output
     try:
         output.mkdir(parents=True, exist_ok=True)
-        _steps(arguments, findings, output)
+        with interrupted_by_sigterm():
+            _steps(arguments, findings, output)
+    except KeyboardInterrupt:
+        findings.end(INTERRUPTED)
     except Ended as ended:
         findings.end(int(ended.args[0]))
     except (BotoCoreError, ClientError) as error:

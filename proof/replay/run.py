@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from handler.core import loop
 from handler.core.errors import ConfigError
 from proof.bench import machine
+from proof.bench.processes import interrupted_by_sigterm
 from proof.replay.comparison import Class, traits
 from proof.replay.content import has_validator
 from proof.replay.exchange import BUSY, Recorded, Request, Response, Unreadable, recorded
@@ -276,7 +276,7 @@ def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests
         )
     noise, progress = Noise(arguments.near), Progress(journal)
     try:
-        with _interrupted_by_sigterm():
+        with interrupted_by_sigterm():
             loop.run(_run(arguments, requests, journal, noise, progress))
     except KeyboardInterrupt:
         progress.close()
@@ -303,16 +303,6 @@ def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable])
         raise ConfigError("lmi replay: the recording has no responses; name a server with --against")
     if arguments.noise == RECORDED:
         raise ConfigError("lmi replay: --noise recorded: requests cannot be sent to a recording")
-
-
-@contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that the servers that this run has started are stopped."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 async def _run(
