@@ -83,7 +83,9 @@ def process(
 ) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
     variables = {**environment.of_embedded_server(), **(variables or {})}
-    running = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    running = subprocess.Popen(
+        command, env=variables, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True
+    )  # what the server prints does not belong to this program's standard output, which may be JSON
     output = _Output(running)
     try:
         yield Server(output.url(timeout), running.pid)
