@@ -288,13 +288,19 @@ def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests
     return status
 
 
-def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable]) -> None:
-    """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
+def readable(name: str, items: Sequence[Request | Unreadable], command: str = "lmi replay") -> list[Request]:
+    """Return the requests among the first items of a recording. Raise ConfigError if there are none."""
     read = [item for item in items if isinstance(item, Request)]
     if not read:
         first = next((item for item in items if isinstance(item, Unreadable)), None)
         reason = "" if first is None else printable(f": {first.location}: {first.reason}")
-        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read{reason}")
+        raise ConfigError(f"{command}: {name}: none of its first requests can be read{reason}")
+    return read
+
+
+def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable]) -> None:
+    """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
+    read = readable(arguments.requests, items)
     if arguments.to == RECORDED and all(request.other is None for request in read):
         raise ConfigError("lmi replay: --to recorded: the recording has no responses of a shadow variant")
     if arguments.recorded_pace and all(request.at is None for request in read):
