@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import multiprocessing
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -82,7 +83,9 @@ def process(
 ) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
     variables = {**environment.of_embedded_server(), **(variables or {})}
-    running = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    running = subprocess.Popen(
+        command, env=variables, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True
+    )  # what the server prints does not belong to this program's standard output, which may be JSON
     output = _Output(running)
     try:
         yield Server(output.url(timeout), running.pid)
@@ -94,6 +97,16 @@ def process(
             running.kill()
             running.wait()
         output.close()
+
+
+@contextlib.contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that the servers that this program has started are stopped."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Output:

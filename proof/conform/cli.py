@@ -122,6 +122,8 @@ def _conform(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.url:
         raise ConfigError("lmi conform: give the URL of a server, such as http://host:port")
+    from proof.bench.processes import interrupted_by_sigterm
+
     plan = _plan(arguments)
     _check_names(plan)
     results: list[Result] = []
@@ -145,7 +147,8 @@ def _conform(arguments: argparse.Namespace) -> int:
         write(files)
 
     try:
-        run.run(plan, _lifetime(arguments), tell)
+        with interrupted_by_sigterm():
+            run.run(plan, _lifetime(arguments), tell)
     finally:
         if results:
             write(path for path in arguments.output if path not in files)

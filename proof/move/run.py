@@ -13,7 +13,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.adopt.files import read_file
 from deploy.aws import as_deploy_error
-from deploy.cli.main import main as deploy
 from deploy.cli.main import print_error
 from deploy.emulator.serving import free_port
 from deploy.errors import DeployError
@@ -31,19 +29,19 @@ from handler.cli import main
 from handler.config.options.names import KEY_VARIABLES
 from handler.core.command_line import print_json
 from handler.core.errors import ConfigError
-from proof.bench.processes import process
+from proof.bench.processes import interrupted_by_sigterm, process
 from proof.move.cli import ADOPT
 from proof.move.contract import PROFILE_OF_KIND, NoForm, fault
 from proof.move.local import Entry, LocalServer, local_server
 from proof.replay.comparison import traits
 from proof.replay.exchange import Request, Unreadable
+from proof.replay.run import beginning, readable
 from proof.replay.sources import open_requests
 from proof.replay.targets import HttpTarget, Paced
 
 CHECK, START, REPLAY, CONFORM, UNCOMPARED, INTERRUPTED = 6, 7, 8, 9, 10, 130
 """Exit statuses of the steps. Those of `lmi deploy` are 1 to 5."""
 STEPS = ("adopt", "check", "start", "replay", "conform")
-_BEGINNING = 100  # requests in which a recorded response is searched
 _MAX_FINDINGS = 3  # differences of a class in the report, which replay/report.json has in full
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
 _EMULATED = "another server responds instead of AWS; the emulator does not have the endpoint's options"
@@ -92,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     findings, output = Findings(), arguments.output
     try:
         output.mkdir(parents=True, exist_ok=True)
-        _steps(arguments, findings, output)
+        with interrupted_by_sigterm():
+            _steps(arguments, findings, output)
+    except KeyboardInterrupt:
+        findings.end(INTERRUPTED)
     except Ended as ended:
         findings.end(int(ended.args[0]))
     except (BotoCoreError, ClientError) as error:
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _steps(arguments: argparse.Namespace, findings: Findings, output: Path) -> None:
-    against, num_requests = _reference(arguments)
+    against = _reference(arguments)
     path = output / "specification.yaml"
     adopted = _adopt(arguments, path)
     origin = adopted["container"]
@@ -126,8 +127,7 @@ def _steps(arguments: argparse.Namespace, findings: Findings, output: Path) -> N
         ("AWS", "nothing was created; the image, the role and the instances are tested by `lmi deploy up`"),
     ]
     if not compared:
-        name = "requests" if num_requests == 0 else f"{arguments.requests}"
-        findings.not_proven.append((name, "no request was compared or checked"))
+        findings.not_proven.append((arguments.requests or "requests", "no request was compared or checked"))
         findings.fail(UNCOMPARED)
 
 
@@ -173,7 +173,7 @@ def _run(words: Sequence[str]) -> tuple[int, str]:
     _tell(f"$ lmi {shlex.join(words)}")
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        status = deploy(words[1:], "lmi deploy") if words[0] == "deploy" else main(words)
+        status = main(words)
     return status, text.getvalue()
 
 
@@ -200,8 +200,8 @@ def _check(arguments: argparse.Namespace, findings: Findings, path: Path) -> Loc
 # -- start and replay --------------------------------------------------------------------------------------------------
 
 
-def _reference(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Return the reference of the replay, and the number of requests that are known to be readable.
+def _reference(arguments: argparse.Namespace) -> str:
+    """Return the reference of the replay.
 
     Raises:
         ConfigError: the requests cannot be read, or the reference does not apply.
@@ -209,16 +209,12 @@ def _reference(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.requests is None:
         if arguments.against is not None:
             raise ConfigError("lmi move: --against needs REQUESTS")
-        return "contract", 0
+        return "contract"
     if arguments.against == "endpoint" and _is_file(arguments.endpoint):
         raise ConfigError("lmi move: --against endpoint needs the endpoint's name instead of a file")
-    items = [*islice(open_requests(arguments.requests), _BEGINNING)]
-    requests = [item for item in items if isinstance(item, Request)]
-    if not requests:
-        first = next((f": {item.location}: {item.reason}" for item in items if isinstance(item, Unreadable)), "")
-        raise ConfigError(f"lmi move: {arguments.requests}: none of its first requests can be read{first}")
+    requests = readable(arguments.requests, beginning(open_requests(arguments.requests))[0], "lmi move")
     recorded = any(request.response is not None for request in requests)
-    return arguments.against or ("recorded" if recorded else "contract"), len(requests)
+    return arguments.against or ("recorded" if recorded else "contract")
 
 
 def _start(arguments: argparse.Namespace, findings: Findings, server: LocalServer, profile: str, against: str) -> int:

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from handler.core import loop
 from handler.core.errors import ConfigError
 from proof.bench import machine
+from proof.bench.processes import interrupted_by_sigterm
 from proof.replay.comparison import Class, traits
 from proof.replay.content import has_validator
 from proof.replay.exchange import BUSY, Recorded, Request, Response, Unreadable, recorded
@@ -276,7 +276,7 @@ def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests
         )
     noise, progress = Noise(arguments.near), Progress(journal)
     try:
-        with _interrupted_by_sigterm():
+        with interrupted_by_sigterm():
             loop.run(_run(arguments, requests, journal, noise, progress))
     except KeyboardInterrupt:
         progress.close()
@@ -288,13 +288,19 @@ def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests
     return status
 
 
-def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable]) -> None:
-    """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
+def readable(name: str, items: Sequence[Request | Unreadable], command: str = "lmi replay") -> list[Request]:
+    """Return the requests among the first items of a recording. Raise ConfigError if there are none."""
     read = [item for item in items if isinstance(item, Request)]
     if not read:
         first = next((item for item in items if isinstance(item, Unreadable)), None)
         reason = "" if first is None else printable(f": {first.location}: {first.reason}")
-        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read{reason}")
+        raise ConfigError(f"{command}: {name}: none of its first requests can be read{reason}")
+    return read
+
+
+def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable]) -> None:
+    """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
+    read = readable(arguments.requests, items)
     if arguments.to == RECORDED and all(request.other is None for request in read):
         raise ConfigError("lmi replay: --to recorded: the recording has no responses of a shadow variant")
     if arguments.recorded_pace and all(request.at is None for request in read):
@@ -303,16 +309,6 @@ def _check(arguments: argparse.Namespace, items: Sequence[Request | Unreadable])
         raise ConfigError("lmi replay: the recording has no responses; name a server with --against")
     if arguments.noise == RECORDED:
         raise ConfigError("lmi replay: --noise recorded: requests cannot be sent to a recording")
-
-
-@contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that the servers that this run has started are stopped."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 async def _run(

@@ -36,7 +36,7 @@ def test_an_endpoint_is_compared_live_and_nothing_is_changed(
         old.wait_ready()
         runtime = stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(old.url, NAME)).app()))
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", runtime)
-        words = ["--against", "endpoint", "--engine", "echo", "--rule", "ping"]
+        words = ["--against", "endpoint", "--engine", "echo", "--rule", "ping.ready"]
         assert main(["move", NAME, "requests.jsonl", *words]) == 0
     report = json.loads(Path("lmi-move/move.json").read_text())
     proven = [f"{item['name']}: {item['text']}" for item in report["proven"]]

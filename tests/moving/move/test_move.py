@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,14 @@ import pytest
 
 from deploy.spec.reading import read_spec
 from handler.cli import main
+from handler.core.child_processes import python
 from proof.move.contract import NoForm, fault
 from proof.move.local import local_server
 from proof.move.run import CONFORM, UNCOMPARED, Findings
 from proof.replay.exchange import Request, Response
 from tests.deploy.public_endpoints import PUBLIC
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]  # each move starts three processes
 
 TGI = PUBLIC["DeepSeek-R1-Distill-8B, TGI"]
 PROMPT = {"inputs": "one two three", "parameters": {"max_new_tokens": 3}}
@@ -26,7 +30,7 @@ BODIES: list[dict[str, Any]] = [
     {"inputs": "one two", "parameters": {"max_new_tokens": 2, "details": True}},
     {"messages": [{"role": "user", "content": "one"}], "max_tokens": 2},
 ]
-QUICK = ("--engine", "echo", "--rule", "ping")
+QUICK = ("--engine", "echo", "--rule", "ping.ready")  # the other rules of ping have limits of time
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def test_bodies_alone_are_checked_and_never_called_equal(
     assert has(report["not_proven"], "model deepseek-ai/DeepSeek-R1-Distill-Llama-8B: replaced here by demo")
     assert has(report["not_proven"], "options.llm_engine=vllm: of the replaced model or its engine")
     assert has(report["not_proven"], "requests.jsonl:5: not checked: it has none of the fields inputs, messages")
-    assert has(report["not_proven"], "other rules: only ping, key was tested")
+    assert has(report["not_proven"], "other rules: only ping.ready, key was tested")
     shown = capfd.readouterr()
     assert "not proven:\n" in shown.out
     assert "$ lmi deploy adopt --file old.json" in shown.err
@@ -134,7 +138,7 @@ def test_the_first_step_that_fails_decides_the_status_and_all_are_named(endpoint
     assert status == 8
     assert has(report["failed"], "requests.jsonl:1: status 422")
     assert has(report["failed"], "tgi.metrics (tgi): expected: the names tgi_")
-    assert has(report["proven"], "conform: 3 of 3 rules of sagemaker")
+    assert has(report["proven"], "conform: 1 of 1 rules of sagemaker")
     findings = Findings()
     findings.fail(CONFORM, ("rule", "text"))
     findings.fail(UNCOMPARED)
@@ -158,6 +162,23 @@ def test_each_step_has_its_own_exit_status(
     assert ended == status
     assert has(report["failed"], text) or not text
     assert report["not_proven"][-1] == "conform: not reached"
+
+
+@pytest.mark.parametrize("during", [r"^\$ env .*SAGEMAKER_BIND_TO_PORT=(\d+)", r"^listening on http://127.0.0.1:(\d+)"])
+def test_an_interrupted_move_leaves_no_server(endpoint: Path, during: str) -> None:
+    """By SIGTERM, while the first server starts, and while `lmi conform` tests the second."""
+    command = python("handler.cli:run", json.dumps(["move", endpoint.name, "--engine", "echo"]))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as moving:
+        assert moving.stderr is not None
+        ports = [match[1] for line in moving.stderr if (match := re.search(during, line)) and not moving.terminate()]
+    assert moving.returncode == 130
+    assert ports
+    for port in ports:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", int(port)))
+    report = json.loads(Path("lmi-move/move.json").read_text())
+    assert report["status"] == 130
+    assert report["not_proven"][-1] == {"name": "conform", "text": "not reached"}
 
 
 def test_an_option_that_the_engine_here_refuses_is_named(endpoint: Path) -> None:
