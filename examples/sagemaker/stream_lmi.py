@@ -1,6 +1,7 @@
 """An answer token by token, in LMI's schema: ENDPOINT_NAME=... python stream_lmi.py
 
-Each line of the stream is JSON; async mode ends with empty lines. SageMaker splits the stream anywhere: a part may end in the middle of a line.
+Each line of the stream is JSON; async mode ends with empty lines. SageMaker splits the stream anywhere: a part may end
+in the middle of a line.
 """
 
 import json
