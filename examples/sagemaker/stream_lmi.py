@@ -1,6 +1,7 @@
 """An answer token by token, in LMI's schema: ENDPOINT_NAME=... python stream_lmi.py
 
-Each line of the stream is JSON. SageMaker splits the stream anywhere: a part may end in the middle of a line.
+Each line of the stream is JSON; async mode ends with empty lines. SageMaker splits the stream anywhere: a part may end
+in the middle of a line.
 """
 
 import json
@@ -17,9 +18,9 @@ answer = runtime.invoke_endpoint_with_response_stream(
 rest = b""
 for event in answer["Body"]:
     *lines, rest = (rest + event["PayloadPart"]["Bytes"]).split(b"\n")
-    for line in lines:
+    for line in filter(bytes.strip, lines):
         found = json.loads(line)
-        if found.get("details", {}).get("finish_reason") == "error":
+        if "error" in found or (found.get("details") or {}).get("finish_reason") == "error":
             raise SystemExit(f"\nthe model failed: {line.decode()}")
         print(found["token"]["text"], end="", flush=True)
 print()

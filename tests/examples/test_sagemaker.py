@@ -17,8 +17,9 @@ import pytest
 from tests.clients import toolchains
 from tests.deploy.local.servers import Loop, Relay, aws_variables, local_process
 from tests.deploy.local.servers import local as make_local
+from tests.docs.blocks import Block, parse
 from tests.environment import clean_environment
-from tests.examples.programs import EXAMPLES, finished, run
+from tests.examples.programs import EXAMPLES, ROOT, finished, run
 from tests.servers import PATIENCE, free_port
 
 pytestmark = pytest.mark.model
@@ -74,6 +75,14 @@ def tgi(demo_model: Path) -> Iterator[Served]:
         yield local
 
 
+@pytest.fixture(scope="module")
+def asynchronous(demo_model: Path) -> Iterator[Served]:
+    """In the mode that the images `trtllm` and `lmi` select."""
+    options = ("-o", "option.dtype=fp32", "-o", "option.async_mode=true", "--part-bytes", "11")
+    with in_container(str(demo_model), *options) as local:
+        yield local
+
+
 def run_held(script: str, loop: Loop, local: Served, python: str = sys.executable, **more: str) -> str:
     """Run one that streams: its first word is there while the container holds the rest of the answer."""
     relay = Relay(local.container)
@@ -110,6 +119,7 @@ def test_decisions_in_sagemaker(lmi: Served) -> None:
     ("script", "served", "start"),
     [
         ("stream_lmi.py", "lmi", ANSWER),
+        ("stream_lmi.py", "asynchronous", ""),  # this mode samples by default
         pytest.param("tgi_compat.py", "tgi", ANSWER, marks=pytest.mark.nightly),  # an endpoint of its own
         ("openai_chat.py", "lmi", CHAT),
     ],
@@ -118,6 +128,16 @@ def test_streams_come_token_by_token(
     script: str, served: str, start: str, loop: Loop, request: pytest.FixtureRequest
 ) -> None:
     assert run_held(script, loop, request.getfixturevalue(served)).startswith(start)
+
+
+@pytest.mark.parametrize("served", ["lmi", "asynchronous"])
+def test_the_tutorial_s_program_streams(served: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """docs/test_blocks.py runs it in rolling batch only; its endpoint's image selects async mode."""
+    page = parse((ROOT / "docs" / "first-endpoint.md").read_text())
+    (program,) = [item.text for item in page.items if isinstance(item, Block) and item.language == "python"]
+    path = tmp_path / "stream.py"
+    path.write_text(program.replace('"llama-3-8b"', '"local"'))
+    assert run(path, **aws_variables(request.getfixturevalue(served).url)) == f"{CHAT}\n"
 
 
 def test_tgi_compat_says_what_the_endpoint_lacks(lmi: Served) -> None:
