@@ -78,6 +78,8 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
     components = listed(content.get("Components"), file, "Components")
+    arns = [str(part.get(f"{kind}Arn", "")) for kind, part in (("Endpoint", endpoint), ("EndpointConfig", config))]
+    arns += [str(model.get("ModelArn", "")) for model in models]
     notes = [
         *checked(file, "Endpoint", "DescribeEndpoint", endpoint),
         *checked(file, "EndpointConfig", "DescribeEndpointConfig", config),
@@ -88,7 +90,7 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
     return Source(
         str(endpoint.get("EndpointName", "")),
         file,
-        _region(str(endpoint.get("EndpointArn", ""))),
+        next(filter(None, map(_region, arns)), ""),
         endpoint,
         config,
         {str(model.get("ModelName", "")): model for model in models},

@@ -245,7 +245,7 @@ def _write_defaults(result: Variables, container: Container) -> None:
             path, result.context = "model.context", value
         else:
             result.options[key.removeprefix("option.")] = value
-        result.defaults.append((f"{path}: {str(value).lower()}", whose))
+        result.defaults.append((f"{path}: {str(value).lower() if isinstance(value, bool) else value}", whose))
 
 
 def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
