@@ -78,8 +78,6 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
     components = listed(content.get("Components"), file, "Components")
-    arns = [str(part.get(f"{kind}Arn", "")) for kind, part in (("Endpoint", endpoint), ("EndpointConfig", config))]
-    arns += [str(model.get("ModelArn", "")) for model in models]
     notes = [
         *checked(file, "Endpoint", "DescribeEndpoint", endpoint),
         *checked(file, "EndpointConfig", "DescribeEndpointConfig", config),
@@ -87,6 +85,8 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         *_checked_all(file, "Model", "DescribeModel", models),
         *_checked_all(file, "Components", "DescribeInferenceComponent", components),
     ]
+    arns = [str(part.get(f"{kind}Arn", "")) for kind, part in (("Endpoint", endpoint), ("EndpointConfig", config))]
+    arns += [str(model.get("ModelArn", "")) for model in models]
     return Source(
         str(endpoint.get("EndpointName", "")),
         file,

@@ -258,7 +258,8 @@ async def _ask(arguments: argparse.Namespace, findings: Findings, url: str, prof
     finally:
         await target.close()
     if num_right:
-        text = f"{num_right} of {num_checked} responses have status 2xx and text, as the contract {profile} demands; their layout was tested in part, and none was compared"
+        text = f"{num_right} of {num_checked} responses have status 2xx and text, as the contract {profile} demands; "
+        text += "their layout was tested in part, and none was compared"
         findings.proven.append(("replay", text))
     findings.not_proven.append(
         ("equality", "no response of the old endpoint was compared; record them, or add --against endpoint")

@@ -170,7 +170,11 @@ def test_an_interrupted_move_leaves_no_server(endpoint: Path, during: str) -> No
     command = python("handler.cli:run", json.dumps(["move", endpoint.name, "--engine", "echo"]))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as moving:
         assert moving.stderr is not None
-        ports = [match[1] for line in moving.stderr if (match := re.search(during, line)) and not moving.terminate()]
+        ports = list[str]()
+        for line in moving.stderr:
+            if match := re.search(during, line):
+                ports.append(match[1])
+                moving.terminate()
     assert moving.returncode == 130
     assert ports
     for port in ports:
