@@ -83,20 +83,42 @@ def process(
 ) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
     variables = {**environment.of_embedded_server(), **(variables or {})}
-    running = subprocess.Popen(
-        command, env=variables, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True
-    )  # what the server prints does not belong to this program's standard output, which may be JSON
-    output = _Output(running)
-    try:
+    with contextlib.ExitStack() as stack:
+        with _undisturbed():
+            running = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, text=True
+            )  # what the server prints does not belong to this program's standard output, which may be JSON
+            output = _Output(running)
+            stack.callback(_end, running, output)
         yield Server(output.url(timeout), running.pid)
+
+
+def _end(running: subprocess.Popen[str], output: _Output) -> None:
+    running.terminate()
+    try:
+        running.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+    output.close()
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait, because nobody would end a process that is only being started."""
+    if threading.current_thread() is not threading.main_thread():  # which gets no signals
+        yield
+        return
+    came = list[int]()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    try:
+        yield
     finally:
-        running.terminate()
-        try:
-            running.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.wait()
-        output.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.release import bill, containers, distributions, provenance
-from tests.release.distributions import ROOT, git
+from tests.release.distributions import ROOT, extract, git
 from tests.release.images import version
 
 EXTRA = "cpu"
@@ -100,7 +100,7 @@ def _images(chosen: Sequence[containers.Image], directory: Path, commit: str, to
     }
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=BytesIO(git(ROOT, "archive", "HEAD"))) as archive:
-            archive.extractall(scratch, filter="data")
+            extract(archive, Path(scratch))
         for image in chosen:
             path = directory / f"{image.name}-{number}.tar"
             containers.build(image, Path(scratch), path, number, commit)

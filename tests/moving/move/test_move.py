@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from deploy.spec.reading import read_spec
 from handler.cli import main
 from handler.core.child_processes import python
+from proof.bench import processes
 from proof.move.contract import NoForm, fault
 from proof.move.local import local_server
 from proof.move.run import CONFORM, UNCOMPARED, Findings
@@ -162,6 +165,23 @@ def test_each_step_has_its_own_exit_status(
     assert ended == status
     assert has(report["failed"], text) or not text
     assert report["not_proven"][-1] == "conform: not reached"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_was_just_started_has_an_owner(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    started = list[subprocess.Popen[str]]()
+
+    class Interrupted(subprocess.Popen[str]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Interrupted)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(KeyboardInterrupt), processes.interrupted_by_sigterm(), processes.process(sleep):
+        pytest.fail("it was interrupted before")
+    assert started[0].poll() is not None
 
 
 @pytest.mark.parametrize("during", [r"^\$ env .*SAGEMAKER_BIND_TO_PORT=(\d+)", r"^listening on http://127.0.0.1:(\d+)"])

@@ -140,7 +140,8 @@ def test_the_limits_of_large_bodies_are_documented() -> None:
         f"{large_bodies.MAX_TEXT:,} characters in each string",
         f"{large_bodies.SECONDS:g} s of CPU time for parsing",
         f"{large_bodies.MEMORY / MIB:g} MiB of memory for parsing, plus {large_bodies.MEMORY_FACTOR} bytes for each",
-        f"At most {large_bodies.MAX_WAITING} such requests are parsed or tokenized, or wait for this, at a time",
+        f"The server accepts {large_bodies.MAX_WAITING} such requests at a time, whether they are being parsed, "
+        "tokenized or waiting",
         f"if their bodies are at most {large_bodies.QUICK_BODY / MIB:g} MiB",
     )
 

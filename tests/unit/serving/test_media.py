@@ -651,10 +651,9 @@ def test_the_limits_of_images_are_documented() -> None:
         "media.md",
         f"Decoding a file may take {media.SECONDS:g} s of CPU time",
         f"{media.FETCHES} files are fetched at a time, at most {media.FETCHES_OF_HOST} from one host",
-        f"may load {media.MAX_MEDIA_LOADING:,} files, and {media.SPARE_MEDIA:,} more in requests with at most "
-        f"{media.FEW_MEDIA}",
-        f"may take {media.MAX_MEMORY / GIB:g} GiB, and {media.SPARE_MEMORY / MIB:g} MiB more in requests that need at "
-        f"most {media.LITTLE_MEMORY / MIB:g} MiB",
+        f"All requests together may load {media.MAX_MEDIA_LOADING:,} files and hold {media.MAX_MEMORY / GIB:g} GiB",
+        f"another {media.SPARE_MEDIA:,} files for requests of at most {media.FEW_MEDIA}",
+        f"Requests of at most {media.LITTLE_MEMORY / MIB:g} MiB have another {media.SPARE_MEMORY / MIB:g} MiB",
         f"more than {image_decoder.MAX_EXIF / KIB:g} KiB of Exif is refused",
         f"At most {WORDS[fetch.MAX_REDIRECTS]} redirects are followed",
     )
