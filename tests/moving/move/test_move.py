@@ -177,7 +177,7 @@ def test_a_server_that_was_just_started_has_an_owner(monkeypatch: pytest.MonkeyP
             started.append(self)
             signal.raise_signal(number)
 
-    monkeypatch.setattr(processes.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
     with pytest.raises(KeyboardInterrupt), processes.interrupted_by_sigterm(), processes.process(sleep):
         pytest.fail("it was interrupted before")
