@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any, NamedTuple
 
 from handler.config import environment
@@ -123,10 +124,22 @@ def _undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that the servers that this program has started are stopped."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Treat SIGTERM like Ctrl-C, so that the servers that this program has started are stopped.
+
+    Raises:
+        KeyboardInterrupt: SIGTERM came; at the end, if a destructor, say, has swallowed the interrupt.
+    """
+    came = list[int]()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+        if came:
+            raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -46,7 +46,7 @@ def test_a_streamed_request_walks_through_few_files() -> None:
     assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
 
 
-CEILINGS = {"handler": 646_400, "deploy": 197_200, "proof": 90_700}
+CEILINGS = {"handler": 646_400, "deploy": 197_200, "proof": 90_800}
 """Syntax nodes of each package. A ceiling may only fall; a feature that raises one says by how much in its commit."""
 
 

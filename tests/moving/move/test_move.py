@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -182,6 +183,11 @@ def test_a_server_that_was_just_started_has_an_owner(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt), processes.interrupted_by_sigterm(), processes.process(sleep):
         pytest.fail("it was interrupted before")
     assert started[0].poll() is not None
+
+
+def test_a_swallowed_interrupt_comes_at_the_end() -> None:
+    with pytest.raises(KeyboardInterrupt), processes.interrupted_by_sigterm(), contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("during", [r"^\$ env .*SAGEMAKER_BIND_TO_PORT=(\d+)", r"^listening on http://127.0.0.1:(\d+)"])
