@@ -335,13 +335,13 @@ class BadRequest(_OfTheClient):
 
     def __init__(self, message: str, *, field: str = "", detail: str = "") -> None:
         super().__init__(field + message, detail=detail)
-        self._field = field
+        self._field, self._rest = field, message
 
     def renamed(self, names: Mapping[str, str]) -> BadRequest:
         """Return the error with the name that another dialect has for its field."""
         if self._field not in names:
             return self
-        return type(self)(self.message.removeprefix(self._field), field=names[self._field], detail=self.detail)
+        return type(self)(self._rest, field=names[self._field], detail=self.detail)
 
 
 class InvalidSession(BadRequest):
