@@ -1,4 +1,4 @@
-"""The fields of a specification, each with its meaning: what `lmi deploy schema NAME` prints. From the JSON schema."""
+"""Descriptions of fields for `lmi deploy schema NAME`, read from the specification's JSON schema."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ class Shares(Counter[Owner]):
 
 
 def share_is_left(limit: int, owners: Iterable[Owner], owner: Owner, total: int, own: int) -> bool:
-    """Return whether `total` is less than `limit`, or `own`, what the owner has of it, less than an equal share.
+    """Return whether `total` is below `limit`, or the owner's usage, `own`, is below its equal share of `limit`.
 
     Args:
-        owners: all that have something of the total.
+        owners: the owners whose usage makes up the total.
     """
     return total < limit or own < limit // len({*owners, owner})
 

@@ -59,11 +59,11 @@ class LocalServer(NamedTuple):
 
 
 def local_server(spec: Spec, model: str, engine: str | None, options: Sequence[str]) -> LocalServer:
-    """Return the server of a specification on this machine. Options that its engine refuses are omitted, by name.
+    """Return a local server configured from a specification. Options that its engine refuses are dropped and listed.
 
     Args:
         model: the model that is served here: `demo`, a name on the hub, or a path.
-        engine: the engine, or None for the default of the model.
+        engine: the engine, or None for the model's default engine.
         options: options as KEY=VALUE, which replace those of the specification.
 
     Raises:

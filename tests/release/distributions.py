@@ -36,7 +36,7 @@ def changed(checkout: Path) -> list[str]:
 
 
 def extract(archive: tarfile.TarFile, into: Path) -> None:
-    """Extract git's archive with its modes. The first releases of Python 3.10 and 3.11 know no filters."""
+    """Extract git's archive with its file modes. Early releases of Python 3.10 and 3.11 do not support filters."""
     archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
     archive.extractall(into)
 
